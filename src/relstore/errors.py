@@ -1,0 +1,38 @@
+"""The exceptions, each chosen by what the caller should do about it.
+
+ZODB's own exceptions are raised wherever ZODB has one: `POSKeyError`, `ConflictError`,
+`ReadConflictError`, `UndoError`, `ReadOnlyError`, `StorageTransactionError`.
+"""
+from transaction.interfaces import TransientError
+from ZODB.POSException import ConflictError, StorageError
+
+
+class ConfigurationError(StorageError):
+    """Somebody has to change something before this can work; the message says what, in one sentence."""
+
+
+class DatabaseError(StorageError):
+    """The database refused a statement, and trying again will not help; the message quotes it."""
+
+
+class Unavailable(StorageError, TransientError):
+    """The database could not do it now and nothing was changed: abort and try again."""
+
+
+class Disconnected(Unavailable):
+    """The connection to the database is gone; with it whatever was not committed."""
+
+
+class LockTimeout(Unavailable):
+    """Somebody else held a lock for longer than `commit-lock-timeout`."""
+
+
+class Deadlock(ConflictError):
+    """The database ended this transaction, because it and another waited for each other."""
+
+
+class OutcomeUnknown(StorageError):
+    """The commit was sent, and no server could be reached to ask whether it happened.
+
+    Do not retry blindly: look at the database first.
+    """

@@ -1,0 +1,166 @@
+"""The options of a storage: their names, defaults, allowed values and help.
+
+This module is the only list. component.xml repeats it for ZConfig, and test_config compares the two.
+Names are written with underscores in Python and with dashes in a configuration file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from relstore.errors import ConfigurationError
+
+logger = logging.getLogger('relstore')
+
+#: Another name that RelStorage gave to an option of ours.
+ALIASES = {'cache_delta_size_limit': 'poll_limit'}
+
+_LATER = 'is not available yet in this version; '
+_PACK_LATER = _LATER + 'the database cannot be packed.'
+
+#: Options of RelStorage 1.1.2 and 4.3 that are accepted and do nothing here: name -> what follows the name in
+#: the sentence that is logged.
+WITHOUT_EFFECT = {
+    'blob_dir': _LATER + 'blobs cannot be loaded or stored.',
+    'shared_blob_dir': _LATER + 'blobs cannot be loaded or stored, in a shared directory or elsewhere.',
+    'blob_cache_size': _LATER + 'there is no blob cache to bound.',
+    'blob_cache_size_check': _LATER + 'there is no blob cache to check.',
+    'blob_cache_size_check_external': _LATER + 'there is no blob cache to check.',
+    'blob_chunk_size': _LATER + 'blobs cannot be stored, in chunks or whole.',
+    'replica_conf': _LATER + 'every session goes to the database that the adapter section names.',
+    'ro_replica_conf': _LATER + 'read-only sessions too go to the database that the adapter section names.',
+    'replica_timeout': _LATER + 'no session goes to a replica that it could leave.',
+    'revert_when_stale': _LATER + 'no session goes to a replica that could be stale.',
+    'poll_interval': _LATER + 'every transaction asks the database what changed.',
+    'pack_prepack_only': _PACK_LATER,
+    'pack_skip_prepack': _PACK_LATER,
+    'pack_batch_timeout': _PACK_LATER,
+    'pack_commit_busy_delay': _PACK_LATER,
+    'pack_dry_run': _PACK_LATER,
+    'pack_duty_cycle': _PACK_LATER,
+    'pack_max_delay': _PACK_LATER,
+    'cache_servers': _LATER + 'each process has its own cache alone, of the size that cache-local-mb says.',
+    'cache_module_name': _LATER + 'there is no shared cache that needs a client module.',
+    'cache_prefix': _LATER + 'there is no shared cache whose keys need a prefix.',
+    'cache_local_dir': _LATER + 'the cache of a new process starts empty.',
+    'cache_local_dir_count': _LATER + 'no cache file is written.',
+    'cache_local_dir_read_count': _LATER + 'no cache file is read.',
+    'cache_local_dir_compress': _LATER + 'no cache file is written.',
+    'cache_local_dir_write_max_size': _LATER + 'no cache file is written.',
+    'cache_local_compression': _LATER + 'states are cached as they are stored.',
+    'cache_local_storage': 'has no effect: there is one kind of local cache, and cache-local-mb is its size.',
+    'commit_lock_id': 'has no effect: no supported database needs a number for the commit lock.',
+}
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """The values an option may have, in words and as a test."""
+
+    words: str
+    test: Callable[[Any], bool]
+
+
+FLAG = Allowed('true or false', lambda value: isinstance(value, bool))
+TEXT = Allowed('a text', lambda value: value is None or isinstance(value, str))
+# Servers count a timeout in milliseconds, in 32 bits; to some of them 0 means to wait for ever.
+SECONDS = Allowed('seconds, more than 0 and at most 86400',
+                  lambda value: type(value) in (int, float) and 0 < value <= 86400)
+
+
+def _from(least: int) -> Allowed:
+    """Allow whole numbers from `least` up."""
+    return Allowed(f'a whole number, {least} or more', lambda value: type(value) is int and value >= least)
+
+
+def _option(default: Any, allowed: Allowed, help: str) -> Any:
+    return field(default=default, metadata={'allowed': allowed, 'help': help})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a storage can be told. Immutable; a value that is not allowed raises ConfigurationError."""
+
+    name: str | None = _option(None, TEXT, 'Name of the storage in logs and error messages.')
+    read_only: bool = _option(False, FLAG, 'Refuse every write.')
+    keep_history: bool = _option(
+        True, FLAG, 'Keep old revisions of objects, for undo and history. '
+                    'It must be what the database was made with.')
+    create_schema: bool = _option(
+        True, FLAG, 'Create missing tables at open. Where false, tables that are missing are an error.')
+    commit_lock_timeout: float = _option(
+        30, SECONDS, 'Seconds that the vote of a commit waits for locks before it gives up.')
+    cache_local_mb: int = _option(
+        64, _from(0), 'Megabytes of memory for the cache that all connections of a process share. '
+                      '0 turns it off.')
+    cache_local_object_max: int = _option(
+        1 << 20, _from(0), 'Bytes of the largest object state that the cache keeps.')
+    pool_size: int = _option(64, _from(2), 'Database sessions that a process may hold.')
+    pool_timeout: float = _option(
+        30, SECONDS, 'Seconds to wait for a database session when all of them are in use.')
+    poll_limit: int = _option(
+        100_000, _from(1), 'Changed objects that one poll lists. When more have changed, connections drop '
+                           'what they hold and the cache begins anew. '
+                           'RelStorage calls it cache-delta-size-limit.')
+    pack_gc: bool = _option(
+        True, FLAG, 'Whether a pack removes objects that nothing refers to. Packing itself is to come.')
+
+    def __post_init__(self):
+        for option in fields(self):
+            value, allowed = getattr(self, option.name), option.metadata['allowed']
+            if not allowed.test(value):
+                raise ConfigurationError(f'{dashed(option.name)} is {value!r}: allowed is {allowed.words}.')
+
+    @classmethod
+    def make(cls, /, **given: Any) -> Options:
+        """Return the options given by keyword, ours or RelStorage's.
+
+        Logs a warning for each option that does nothing here. An unknown keyword, or a value that is not
+        allowed, raises ConfigurationError.
+        """
+        return cls._make(given, warn=True)
+
+    @classmethod
+    def from_section(cls, section: object, warn: bool = True) -> Options:
+        """Return the options set as attributes of a ZConfig section; None means not set.
+
+        As `make`; with `warn` false nothing is logged.
+        """
+        values = {name: getattr(section, name, None) for name in known_names()}
+        return cls._make({name: value for name, value in values.items() if value is not None}, warn)
+
+    @classmethod
+    def _make(cls, given: Mapping[str, Any], warn: bool) -> Options:
+        known = known_names()
+        for name in given:
+            if name not in known:
+                raise ConfigurationError(
+                    f'There is no option {name!r}; the nearest known name is {nearest(name, known)!r}.')
+        for alias, name in ALIASES.items():
+            if alias in given and name in given:
+                raise ConfigurationError(
+                    f'{dashed(alias)} and {dashed(name)} are two names of one option: give only one of them.')
+        for name, value in given.items():
+            if warn and value is not None and name in WITHOUT_EFFECT:
+                logger.warning('%s %s', dashed(name), WITHOUT_EFFECT[name])
+        honoured = {name: value for name, value in given.items() if name not in WITHOUT_EFFECT}
+        return cls(**{ALIASES.get(name, name): value for name, value in honoured.items()})
+
+
+def known_names() -> list[str]:
+    """Return the name of every option that is accepted, ours and RelStorage's."""
+    return [option.name for option in fields(Options)] + [*ALIASES, *WITHOUT_EFFECT]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the known name most like `name`."""
+    return difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+
+
+def dashed(name: str) -> str:
+    """Return an option's name as a configuration file spells it."""
+    return name.replace('_', '-')

@@ -1,0 +1,175 @@
+"""Options: every name and value that is taken, refused or warned about."""
+import logging
+import unittest
+from dataclasses import FrozenInstanceError, asdict, fields
+from types import SimpleNamespace
+
+from relstore.errors import ConfigurationError
+from relstore.options import ALIASES, WITHOUT_EFFECT, Options, known_names, nearest
+
+#: What RelStorage 4.3 and 1.1.2 take in a configuration file, each with a value that is not our default.
+RELSTORAGE_OPTIONS = {
+    'name': 'site',
+    'read-only': 'true',
+    'blob-dir': 'var/blobs',
+    'shared-blob-dir': 'true',
+    'blob-cache-size': '10gb',
+    'blob-cache-size-check': '20',
+    'blob-cache-size-check-external': 'true',
+    'blob-chunk-size': '1mb',
+    'keep-history': 'false',
+    'replica-conf': 'etc/replicas.conf',
+    'ro-replica-conf': 'etc/ro-replicas.conf',
+    'replica-timeout': '60',
+    'revert_when_stale': 'true',
+    'revert-when-stale': 'true',
+    'poll-interval': '60',
+    'pack-gc': 'false',
+    'pack-prepack-only': 'true',
+    'pack-skip-prepack': 'true',
+    'pack-batch-timeout': '5',
+    'pack-commit-busy-delay': '2',
+    'pack-dry-run': 'true',
+    'pack-duty-cycle': '0.5',
+    'pack-max-delay': '20',
+    'cache-servers': '127.0.0.1:11211',
+    'cache-module-name': 'memcache',
+    'cache-prefix': 'site',
+    'cache-local-mb': '500',
+    'cache-local-storage': 'relstorage.cache.LRU',
+    'cache-local-dir': 'var/cache',
+    'cache-local-dir-count': '3',
+    'cache-local-dir-read-count': '2',
+    'cache-local-dir-compress': 'true',
+    'cache-local-dir-write-max-size': '10mb',
+    'cache-local-object-max': '64kb',
+    'cache-local-compression': 'zlib',
+    'cache-delta-size-limit': '50000',
+    'commit-lock-timeout': '10',
+    'commit-lock-id': '7',
+    'create-schema': 'false',
+}
+
+HONOURED = {option.name for option in fields(Options)} | set(ALIASES)
+
+
+class DefaultsTests(unittest.TestCase):
+
+    def test_defaults(self):
+        expected = {
+            'name': None, 'read_only': False, 'keep_history': True, 'create_schema': True,
+            'commit_lock_timeout': 30, 'cache_local_mb': 64, 'cache_local_object_max': 1048576,
+            'pool_size': 64, 'pool_timeout': 30, 'poll_limit': 100_000, 'pack_gc': True}
+        self.assertEqual(asdict(Options()), expected)
+
+    def test_are_immutable(self):
+        with self.assertRaises(FrozenInstanceError):
+            Options().keep_history = False
+
+    def test_every_option_has_help(self):
+        for option in fields(Options):
+            with self.subTest(option.name):
+                self.assertTrue(option.metadata['help'].endswith('.'))
+                self.assertNotIn('  ', option.metadata['help'])
+
+    def test_no_option_is_both_honoured_and_without_effect(self):
+        self.assertEqual(len(set(known_names())), len(known_names()))
+
+
+class MakeTests(unittest.TestCase):
+
+    def test_keywords(self):
+        with self.assertNoLogs('relstore'):
+            made = Options.make(keep_history=False, pool_size=8)
+        self.assertEqual(made, Options(keep_history=False, pool_size=8))
+
+    def test_unknown_option_names_it_and_the_nearest(self):
+        for given, expected in [('keep_histroy', 'keep_history'), ('poolsize', 'pool_size'),
+                                ('blobdir', 'blob_dir'), ('x', nearest('x', known_names()))]:
+            with self.subTest(given):
+                with self.assertRaises(ConfigurationError) as caught:
+                    Options.make(**{given: 1})
+                self.assertEqual(str(caught.exception),
+                                 f'There is no option {given!r}; the nearest known name is {expected!r}.')
+
+    def test_every_option_of_relstorage_is_honoured_or_warned_about(self):
+        for name in RELSTORAGE_OPTIONS:
+            name = name.replace('-', '_')
+            with self.subTest(name):
+                self.assertIn(name, known_names())
+                if name not in HONOURED:
+                    with self.assertLogs('relstore', logging.WARNING) as logs:
+                        self.assertEqual(Options.make(**{name: 'x'}), Options())
+                    [record] = logs.records
+                    self.assertEqual(record.getMessage(), f'{name.replace("_", "-")} {WITHOUT_EFFECT[name]}')
+
+    def test_warning_says_what_is_missing(self):
+        with self.assertLogs('relstore', logging.WARNING) as logs:
+            Options.make(blob_dir='var/blobs')
+        self.assertEqual(logs.records[0].getMessage(), 'blob-dir is not available yet in this version; '
+                                                       'blobs cannot be loaded or stored.')
+
+    def test_none_is_not_worth_a_warning(self):
+        with self.assertNoLogs('relstore'):
+            Options.make(blob_dir=None, cache_servers=None)
+
+    def test_relstorages_name_of_poll_limit(self):
+        self.assertEqual(Options.make(cache_delta_size_limit=7), Options(poll_limit=7))
+
+    def test_both_names_of_poll_limit(self):
+        with self.assertRaises(ConfigurationError) as caught:
+            Options.make(cache_delta_size_limit=7, poll_limit=7)
+        self.assertEqual(str(caught.exception),
+                         'cache-delta-size-limit and poll-limit are two names of one option: '
+                         'give only one of them.')
+
+
+class ValueTests(unittest.TestCase):
+
+    bad = [
+        ('name', 7), ('read_only', 'no'), ('keep_history', None), ('create_schema', 1), ('pack_gc', 0),
+        ('commit_lock_timeout', 0), ('commit_lock_timeout', -1), ('commit_lock_timeout', 86401),
+        ('commit_lock_timeout', float('inf')), ('commit_lock_timeout', float('nan')),
+        ('commit_lock_timeout', '30'), ('pool_timeout', 0), ('pool_timeout', True),
+        ('pool_size', 1), ('pool_size', 2.5), ('pool_size', True),
+        ('cache_local_mb', -1), ('cache_local_mb', '64'), ('cache_local_object_max', -1),
+        ('poll_limit', 0), ('poll_limit', -1),
+    ]
+    good = [
+        ('name', ''), ('commit_lock_timeout', 0.5), ('commit_lock_timeout', 86400), ('pool_timeout', 0.001),
+        ('pool_size', 2), ('cache_local_mb', 0), ('cache_local_object_max', 0), ('poll_limit', 1),
+    ]
+
+    def test_refused(self):
+        for name, value in self.bad:
+            with self.subTest(name, value=value):
+                with self.assertRaises(ConfigurationError) as caught:
+                    Options(**{name: value})
+                self.assertRegex(str(caught.exception), r'^[a-z-]+ is .+: allowed is .+\.$')
+                self.assertIn(f'{name.replace("_", "-")} is {value!r}', str(caught.exception))
+
+    def test_allowed(self):
+        for name, value in self.good:
+            with self.subTest(name, value=value):
+                self.assertEqual(getattr(Options(**{name: value}), name), value)
+
+    def test_sentence(self):
+        with self.assertRaises(ConfigurationError) as caught:
+            Options.make(pool_size=1)
+        self.assertEqual(str(caught.exception), 'pool-size is 1: allowed is a whole number, 2 or more.')
+
+
+class SectionTests(unittest.TestCase):
+
+    def test_none_and_missing_attributes_are_not_set(self):
+        section = SimpleNamespace(keep_history=False, pool_size=None, adapters=[])
+        self.assertEqual(Options.from_section(section), Options(keep_history=False))
+
+    def test_warns_once_for_each_option(self):
+        with self.assertLogs('relstore', logging.WARNING) as logs:
+            Options.from_section(SimpleNamespace(blob_dir='x', cache_servers='y', shared_blob_dir=None))
+        self.assertEqual([record.args[0] for record in logs.records], ['blob-dir', 'cache-servers'])
+
+    def test_can_be_read_without_warning(self):
+        with self.assertNoLogs('relstore'):
+            Options.from_section(SimpleNamespace(blob_dir='x'), warn=False)
