@@ -1,0 +1,273 @@
+"""Cache: the revisions that a process has seen, and the log of what changed; shared by all its views.
+
+A cached revision knows for which views it is right: it is the newest one for every view in [tid, valid_to].
+An object has at most two, newest first.  The log says which objects changed in the window (floor, head].
+
+Readers take no lock.  What they may meet while a writer works is harmless, because
+
+* tid and state of a Revision never change, and it is complete before the dictionary names it;
+* valid_to is one reference, and each value that it ever has is true for the views that stand at that time:
+  it is lowered before `head` moves, and no view stands at a tid before the poll that told it was entered.
+
+So a get() that overtakes or is overtaken by an advance() answers for `at`, which is what was asked.
+"""
+import sys
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+from threading import Lock
+
+# valid_to of a revision that nothing newer is known of; above every tid.
+OPEN = 1 << 63
+
+
+class Revision:
+    """One state of one object, and the next older one."""
+
+    __slots__ = ('tid', 'valid_to', 'state', 'older', 'used')
+
+    def __init__(self, tid: int, valid_to: int, state: bytes, older: 'Revision | None'):
+        self.tid = tid
+        self.valid_to = valid_to
+        self.state = state
+        self.older = older
+        self.used = False           # hit since the hand of the clock passed? (of the newest only)
+
+
+# What Python needs beside the state: the Revision, its tid, and what the allocator rounds up.
+REVISION_BYTES = sys.getsizeof(Revision(0, 0, b'', None)) + sys.getsizeof(1 << 62) + 28
+# And per object: the oid, a slot in a dictionary between one and two thirds full, a place on the clock.
+OBJECT_BYTES = sys.getsizeof(1 << 31) + 48 + 8
+
+# How many used objects the hand spares before it takes one all the same: no writer holds the lock long.
+PATIENCE = 100
+
+
+def _size(revision: Revision | None) -> int:
+    return 0 if revision is None else REVISION_BYTES + sys.getsizeof(revision.state)
+
+
+class Cache:
+    """States by oid and view, within a budget of `limit` bytes; all tids and oids are 64-bit ints.
+
+    States longer than `object_max` bytes are not kept.  With limit 0 nothing is, but the log works.
+    The log has at most `log_limit` objects (about 140 bytes each, not part of the budget).
+
+    A view moves in this order: read `generation`, then `head`; ask the database what changed since that head;
+    advance() or jump(); take the new `at`, which is `head` as it is now, or the own answer's `new` where the
+    SQL snapshot stands there; and only then invalidations(), which may report too much if others polled
+    meanwhile, never too little.
+
+    Whoever passes `generation` is safe from an epoch that changed meanwhile: what it brings is ignored, and
+    it is told that everything may have changed.  A view of another generation has to poll again.
+    """
+
+    def __init__(self, limit: int, object_max: int, log_limit: int = 100_000):
+        self.limit = limit
+        # The longest state that is kept; none is longer than what a whole empty cache could hold.
+        self.object_max = min(object_max, limit - OBJECT_BYTES - REVISION_BYTES - sys.getsizeof(b''))
+        self.log_limit = log_limit
+        self.head = 0               # the newest polled tid
+        self.floor = 0              # the log is complete in (floor, head]
+        self.generation = 0         # how often clear() was called
+        self._lock = Lock()         # for writers
+        self._entries: dict[int, Revision] = {}
+        self._changed: dict[int, int] = {}      # oid -> newest tid in (floor, head]; in the order of tids
+        self._clock: deque[int] = deque()       # every oid of _entries once; the hand is at the left
+        self._bytes = 0
+        self._evictions = 0
+        # Counted without a lock: threads may lose a count to each other, and nobody waits.
+        self._hits = self._misses = 0
+
+    # Reading
+
+    def get(self, oid: int, at: int) -> tuple[bytes, int] | None:
+        """Return (state, tid) as a view at `at` sees the object, or None if that is not cached."""
+        try:
+            revision = self._entries[oid]
+        except KeyError:
+            revision = None
+        while revision is not None:
+            if revision.tid <= at <= revision.valid_to:
+                revision.used = True
+                self._hits += 1
+                return revision.state, revision.tid
+            revision = revision.older
+        self._misses += 1
+        return None
+
+    def revision(self, oid: int, tid: int) -> bytes | None:
+        """Return the state that the transaction `tid` gave the object, or None if it is not cached."""
+        revision = self._entries.get(oid)
+        while revision is not None and revision.tid != tid:
+            revision = revision.older
+        return None if revision is None else revision.state
+
+    def stats(self) -> dict[str, int]:
+        """Return hits, misses, objects, bytes (of the budget), evictions and log (objects in it)."""
+        return {
+            'hits': self._hits,
+            'misses': self._misses,
+            'objects': len(self._entries),
+            'bytes': self._bytes,
+            'evictions': self._evictions,
+            'log': len(self._changed),
+        }
+
+    # Filling
+
+    def put(self, oid: int, tid: int, state: bytes, at: int, generation: int | None = None) -> None:
+        """Keep what a view at `at` loaded."""
+        if len(state) > self.object_max:
+            return
+        with self._lock:
+            if not self._outdated(generation):
+                self._add(oid, tid, state, self._valid_to(oid, at))
+                self._evict()
+
+    def committed(self, oid: int, tid: int, state: bytes, generation: int | None = None) -> None:
+        """Keep what this process committed.  `head` stays: other commits may lie between."""
+        self.put(oid, tid, state, tid, generation)
+
+    def _valid_to(self, oid: int, at: int) -> int:
+        """Return up to which view the newest revision at `at` is right."""
+        unchanged = self._changed.get(oid, 0) <= at
+        covered = at >= self.floor
+        return OPEN if unchanged and covered else at
+
+    def _add(self, oid: int, tid: int, state: bytes, valid_to: int) -> None:
+        newest = self._entries.get(oid)
+        newer, older = None, newest
+        while older is not None and older.tid > tid:
+            newer, older = older, older.older
+        if newer is not None:
+            valid_to = min(valid_to, newer.tid - 1)
+        if older is not None and older.tid == tid:
+            older.valid_to = max(older.valid_to, valid_to)
+        elif newer is None:
+            self._bytes += REVISION_BYTES + sys.getsizeof(state)
+            if older is None:
+                self._bytes += OBJECT_BYTES
+                self._clock.append(oid)
+            else:
+                self._drop_older(older)
+                older.valid_to = min(older.valid_to, tid - 1)
+            self._entries[oid] = Revision(tid, valid_to, state, older)
+        elif newer is newest:
+            self._bytes += REVISION_BYTES + sys.getsizeof(state)
+            self._drop_older(newest)
+            newest.older = Revision(tid, valid_to, state, None)
+
+    def _drop_older(self, revision: Revision) -> None:
+        self._bytes -= _size(revision.older)
+        revision.older = None
+
+    def _evict(self) -> None:
+        patience = PATIENCE
+        while self._bytes > self.limit:
+            oid = self._clock.popleft()
+            newest = self._entries[oid]
+            if newest.older is not None:
+                # The older revision goes first: views that need it do not live long.
+                self._drop_older(newest)
+                self._clock.append(oid)
+            elif newest.used and patience:
+                patience -= 1
+                newest.used = False
+                self._clock.append(oid)
+            else:
+                del self._entries[oid]
+                self._bytes -= OBJECT_BYTES + _size(newest)
+                self._evictions += 1
+
+    # Polling
+
+    def advance(
+        self, old: int, new: int, changes: Iterable[tuple[int, int]], generation: int | None = None
+    ) -> None:
+        """Enter a poll's complete answer: (oid, newest tid) of every object that changed in (old, new]."""
+        with self._lock:
+            if self._outdated(generation) or new <= self.head:
+                return
+            if old > self.head:     # there is a gap between the log and this answer
+                self._jump(new)
+                return
+            # Up to head the log is complete: only what lies above is news, which also keeps it in tid order.
+            for tid, oid in sorted((tid, oid) for oid, tid in changes if self.head < tid <= new):
+                self._changed.pop(oid, None)
+                self._changed[oid] = tid
+                newest = self._entries.get(oid)
+                if newest is not None:
+                    self._expire(newest, tid)
+            self.head = new         # last: a reader of head may stand there at once
+            if len(self._changed) > self.log_limit:
+                middle = next(islice(reversed(self._changed.values()), self.log_limit // 2, None))
+                self._trim(middle)
+
+    def jump(self, new: int, generation: int | None = None) -> None:
+        """Enter a poll's answer that is too long to be listed: anything may have changed up to `new`."""
+        with self._lock:
+            if not self._outdated(generation) and new > self.head:
+                self._jump(new)
+
+    def _jump(self, new: int) -> None:
+        for newest in self._entries.values():
+            self._expire(newest, OPEN)
+        self._changed = {}
+        self.floor = new
+        self.head = new
+
+    def _expire(self, newest: Revision, tid: int) -> None:
+        """End what is older than the change at `tid`.
+
+        It was right up to head, because the log is complete up to there.  It need not be right up to tid - 1:
+        tid is only the newest change, and a view at its own answer may stand between it and an earlier one.
+        For the same reason the older revision ends too, though an own commit may have bounded it already.
+        """
+        revision = newest
+        while revision is not None:
+            if revision.tid < tid:
+                revision.valid_to = min(revision.valid_to, self.head)
+                revision.used = False   # no new view needs it: the clock may take it
+            revision = revision.older
+
+    def trim(self, floor: int) -> None:
+        """Forget what changed up to `floor`.  Happens by itself when the log has reached its limit."""
+        with self._lock:
+            self._trim(floor)
+
+    def _trim(self, floor: int) -> None:
+        self.floor = max(self.floor, min(floor, self.head))
+        self._changed = {oid: tid for oid, tid in self._changed.items() if tid > self.floor}
+
+    def invalidations(self, old: int, own: int | None, generation: int | None = None) -> list[int] | None:
+        """Return the oids that changed for a view which stood at `old`; None if everything may have.
+
+        `own` is the tid of the view's own commit since then, whose states it has.
+        """
+        with self._lock:
+            if self._outdated(generation) or old < self.floor:
+                return None
+            oids = []
+            for oid, tid in reversed(self._changed.items()):
+                if tid <= old:
+                    break
+                if tid != own:
+                    oids.append(oid)
+            return oids
+
+    def clear(self, head: int) -> None:
+        """Forget everything: the epoch changed, and the database now stands at `head`, which may be lower."""
+        with self._lock:
+            self._entries = {}
+            self._changed = {}
+            self._clock.clear()
+            self._bytes = 0
+            self.floor = head
+            self.head = head
+            # Last, so that who reads it before head never has the new generation with the old head.
+            self.generation += 1
+
+    def _outdated(self, generation: int | None) -> bool:
+        """Was this learnt before clear()?  Numbers alone cannot tell: a lost tid may be given again."""
+        return generation is not None and generation != self.generation

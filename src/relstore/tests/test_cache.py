@@ -1,0 +1,593 @@
+"""The cache against a database that is a dictionary: whatever it answers is what that view would load."""
+import random
+import sys
+import threading
+import tracemalloc
+import unittest
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+
+from relstore.cache import OBJECT_BYTES, OPEN, REVISION_BYTES, Cache
+
+OIDS = 8
+VIEWS = 4
+# A poll's answer is listed up to this many objects; above, it is a jump.
+POLL_LIMIT = 5
+# Room for about five objects, some with two revisions.
+LIMIT = 1600
+LOG_LIMIT = 6
+
+
+class View:
+    """One ZODB connection: what it sees, and the objects it keeps."""
+
+    def __init__(self, snapshot: bool):
+        self.snapshot = snapshot    # does it stand at its own answer (history-free), or at head?
+        self.at = 0                 # None between its commit, or a lost epoch, and its next poll
+        self.last = 0               # the newest `at` that it had
+        self.own = None             # tid of its commit since then
+        self.generation = 0
+        self.objects = {}           # oid -> state
+
+
+class World:
+    """A database, the views that share a cache, and the messages that are under way."""
+
+    def __init__(self, cache, views_outlive_commits=False, late_answers_will_do=False):
+        self.cache = cache
+        self.views_outlive_commits = views_outlive_commits
+        self.late_answers_will_do = late_answers_will_do
+        self.last = 0
+        self.revisions = {oid: [(0, b'%d at first' % oid)] for oid in range(OIDS)}
+        self.views = [View(snapshot=number % 2 == 1) for number in range(VIEWS)]
+        self.pending = []           # functions: a message arrives
+        self.commits = 0
+        self.hits = 0
+
+    def truth(self, oid, at):
+        """Return (tid, state) of the object as of `at`."""
+        return max(revision for revision in self.revisions[oid] if revision[0] <= at)
+
+    # What can happen
+
+    def commit(self, oids, step, view=None):
+        """By that view, or by another process."""
+        self.last += step
+        self.commits += 1
+        stored = {oid: b'%d by commit %d' % (oid, self.commits) for oid in oids}
+        for oid, state in stored.items():
+            self.revisions[oid].append((self.last, state))
+        if view is not None:
+            tid, generation = self.last, view.generation
+            view.at = tid if self.views_outlive_commits else None
+            view.own = tid
+            view.objects.update(stored)
+
+            def arrive():
+                for oid, state in stored.items():
+                    self.cache.committed(oid, tid, state, generation)
+            self.pending.append(arrive)
+
+    def poll(self, view):
+        """Send a poll, whose answer arrives later."""
+        question = self.ask()
+        self.pending.append(lambda: self.answer(view, *question))
+
+    def load(self, view, oid, late):
+        """Load, from the cache if it can; what the database answers may be entered later."""
+        self.wake(view)
+        tid, state = self.truth(oid, view.at)
+        hit = self.cache.get(oid, view.at)
+        if hit is not None:
+            self.hits += 1
+            assert hit == (state, tid), f'view {view.at} of {oid} got {hit}, not {(state, tid)}'
+        else:
+            at, generation = view.at, view.generation
+            self.pending.append(lambda: self.cache.put(oid, tid, state, at, generation))
+            if not late:
+                self.arrive(-1)
+        view.objects[oid] = state
+
+    def resolve(self, oid, number):
+        """Ask for a certain revision, whatever the views."""
+        tid, state = self.revisions[oid][number % len(self.revisions[oid])]
+        assert self.cache.revision(oid, tid) in (None, state)
+
+    def arrive(self, number):
+        self.pending.pop(number)()
+
+    def trim(self, floor):
+        self.cache.trim(floor)
+
+    def crash(self, lost):
+        """The newest commits are lost, and their tids may be given again."""
+        self.last = max(0, self.last - lost)
+        for oid, revisions in self.revisions.items():
+            self.revisions[oid] = [(tid, state) for tid, state in revisions if tid <= self.last]
+        self.cache.clear(self.last)
+
+    # How a poll goes
+
+    def wake(self, view):
+        if view.at is None or view.generation != self.cache.generation:
+            self.answer(view, *self.ask())
+
+    def ask(self):
+        generation, old = self.cache.generation, self.cache.head
+        newest = {oid: revisions[-1][0] for oid, revisions in self.revisions.items()}
+        return generation, old, self.last, [(oid, tid) for oid, tid in newest.items() if tid > old]
+
+    def answer(self, view, generation, old, new, changes):
+        if len(changes) > POLL_LIMIT:
+            self.cache.jump(new, generation)
+        else:
+            self.cache.advance(old, new, changes, generation)
+        at = new if view.snapshot else self.cache.head
+        asked_too_early = at < max(view.last, view.own or 0)
+        if self.late_answers_will_do:
+            asked_too_early = False
+        if generation != self.cache.generation:
+            return self.answer(view, *self.ask())
+        if view.generation == generation and asked_too_early:
+            return self.answer(view, *self.ask())
+        changed = self.cache.invalidations(view.last, view.own, view.generation)
+        for oid in list(view.objects) if changed is None else changed:
+            view.objects.pop(oid, None)
+        view.at = view.last = at
+        view.own = None
+        view.generation = generation
+        for oid, state in view.objects.items():
+            assert state == self.truth(oid, at)[1], f'view {at} kept {state} of {oid}'
+
+    # What always holds
+
+    def check(self):
+        cache, stats = self.cache, self.cache.stats()
+        used = sum(
+            REVISION_BYTES + sys.getsizeof(revision.state)
+            for newest in cache._entries.values()
+            for revision in (newest, newest.older) if revision is not None
+        )
+        assert stats['bytes'] == used + OBJECT_BYTES * stats['objects'] <= cache.limit
+        assert sorted(cache._clock) == sorted(cache._entries)
+        assert stats['log'] <= cache.log_limit
+        assert list(cache._changed.values()) == sorted(cache._changed.values())
+        assert all(cache.floor < tid <= cache.head for tid in cache._changed.values())
+
+
+def history(seed, make_cache=Cache, steps=200, **mistakes):
+    """Run one random history; return its World."""
+    rnd = random.Random(seed)
+    # Half of the histories have room enough: what is evicted cannot be wrong.
+    world = World(make_cache(rnd.choice((LIMIT, 100 * LIMIT)), 100, LOG_LIMIT), **mistakes)
+    for _ in range(steps):
+        dice, view = rnd.random(), rnd.choice(world.views)
+        if dice < .2:
+            mine = rnd.random() < .5 and view.own is None and view.generation == world.cache.generation
+            stored = rnd.sample(range(OIDS), rnd.randrange(1, 4))
+            world.commit(stored, rnd.randrange(1, 3), view if mine else None)
+        elif dice < .4:
+            world.poll(view)
+        elif dice < .65:
+            if world.pending:
+                world.arrive(rnd.randrange(len(world.pending)))
+        elif dice < .95:
+            world.load(view, rnd.randrange(OIDS), late=rnd.random() < .3)
+        elif dice < .97:
+            world.resolve(rnd.randrange(OIDS), rnd.randrange(100))
+        elif dice < .995:
+            world.trim(rnd.randrange(world.cache.head + 1))
+        else:
+            world.crash(rnd.randrange(4))
+        world.check()
+    return world
+
+
+class Histories(RuleBasedStateMachine):
+    """The same world, driven by hypothesis, which shortens what it finds."""
+
+    oids = st.integers(0, OIDS - 1)
+    numbers = st.integers(0, VIEWS - 1)
+
+    def __init__(self):
+        super().__init__()
+        self.world = World(Cache(LIMIT, 100, LOG_LIMIT))
+
+    @rule(stored=st.sets(oids, min_size=1, max_size=4), step=st.integers(1, 2))
+    def commit(self, stored, step):
+        self.world.commit(sorted(stored), step)
+
+    @rule(number=numbers, stored=st.sets(oids, min_size=1, max_size=4), step=st.integers(1, 2))
+    def commit_here(self, number, stored, step):
+        view = self.world.views[number]
+        mine = view.own is None and view.generation == self.world.cache.generation
+        self.world.commit(sorted(stored), step, view if mine else None)
+
+    @rule(number=numbers)
+    def poll(self, number):
+        self.world.poll(self.world.views[number])
+
+    @rule(number=numbers)
+    def poll_at_once(self, number):
+        self.world.poll(self.world.views[number])
+        self.world.arrive(-1)
+
+    @precondition(lambda self: self.world.pending)
+    @rule(data=st.data())
+    def arrive(self, data):
+        self.world.arrive(data.draw(st.integers(0, len(self.world.pending) - 1)))
+
+    @rule(number=numbers, oid=oids, late=st.booleans())
+    def load(self, number, oid, late):
+        self.world.load(self.world.views[number], oid, late)
+
+    @rule(oid=oids, number=st.integers(0, 20))
+    def resolve(self, oid, number):
+        self.world.resolve(oid, number)
+
+    @rule(behind=st.integers(0, 5))
+    def trim(self, behind):
+        self.world.trim(max(0, self.world.cache.head - behind))
+
+    @rule(lost=st.integers(0, 3))
+    def crash(self, lost):
+        self.world.crash(lost)
+
+    def teardown(self):
+        self.world.check()
+
+
+# Each rule of the cache left out, in a way that looks harmless.
+
+class PutsWithoutChanged(Cache):
+    def _valid_to(self, oid, at):
+        return OPEN if at >= self.floor else at
+
+
+class PutsWithoutFloor(Cache):
+    def _valid_to(self, oid, at):
+        return OPEN if self._changed.get(oid, 0) <= at else at
+
+
+class NeverEnds(Cache):
+    def _expire(self, newest, tid):
+        if tid == OPEN:
+            super()._expire(newest, tid)
+
+
+class EndsBeforeTheChange(Cache):
+    def _expire(self, newest, tid):
+        revision = newest
+        while revision is not None:
+            if revision.tid < tid:
+                revision.valid_to = min(revision.valid_to, self.head if tid == OPEN else tid - 1)
+            revision = revision.older
+
+
+class EndsTheNewestOnly(Cache):
+    def _expire(self, newest, tid):
+        if newest.tid < tid:
+            newest.valid_to = min(newest.valid_to, self.head)
+
+
+class JumpsWithoutEnding(Cache):
+    def _expire(self, newest, tid):
+        if tid != OPEN:
+            super()._expire(newest, tid)
+
+
+class JumpsWithoutFloor(Cache):
+    def _jump(self, new):
+        floor = self.floor
+        super()._jump(new)
+        self.floor = floor
+
+
+class TrimsWithoutFloor(Cache):
+    def _trim(self, floor):
+        before = self.floor
+        super()._trim(floor)
+        self.floor = before
+
+
+class AdvancesPastAnOwnCommit(Cache):
+    def committed(self, oid, tid, state, generation=None):
+        super().committed(oid, tid, state, generation)
+        if not self._outdated(generation):
+            self.head = max(self.head, tid)
+
+
+class ForgetsTheGeneration(Cache):
+    def _outdated(self, generation):
+        return False
+
+
+WITHOUT = (
+    PutsWithoutChanged, PutsWithoutFloor, NeverEnds, EndsBeforeTheChange, EndsTheNewestOnly,
+    JumpsWithoutEnding, JumpsWithoutFloor, TrimsWithoutFloor, AdvancesPastAnOwnCommit, ForgetsTheGeneration,
+)
+
+
+class TestHistories(unittest.TestCase):
+
+    def test_random_histories(self):
+        hits = 0
+        for seed in range(300):
+            with self.subTest(seed=seed):
+                hits += history(seed).hits
+        self.assertGreater(hits, 3000)
+
+    def test_hypothesis(self):
+        run_state_machine_as_test(
+            Histories,
+            settings=settings(max_examples=300, stateful_step_count=80, deadline=None, derandomize=True,
+                              database=None),
+        )
+
+    def assert_caught(self, **how):
+        for seed in range(2000):
+            try:
+                history(seed, **how)
+            except AssertionError:
+                return seed
+        self.fail('2000 histories saw nothing wrong')
+
+    def test_each_guard_is_needed(self):
+        for make_cache in WITHOUT:
+            with self.subTest(make_cache.__name__):
+                self.assert_caught(make_cache=make_cache)
+
+    def test_no_view_between_own_commit_and_poll(self):
+        self.assert_caught(views_outlive_commits=True)
+
+    def test_answers_from_before_the_own_commit_do_not_count(self):
+        self.assert_caught(late_answers_will_do=True)
+
+
+class TestThreads(unittest.TestCase):
+    """Sixteen views read while one thread polls.
+
+    The database is arithmetic: an object changes at every tid that PERIOD divides when its oid is added.
+    """
+
+    PERIOD = 7
+    OIDS = 40
+    POLLS = 1500
+
+    def truth(self, oid, at):
+        tid = max(0, at - (at + oid) % self.PERIOD)
+        return b'%d at %d' % (oid, tid), tid
+
+    def changes(self, old, new):
+        newest = ((oid, self.truth(oid, new)[1]) for oid in range(self.OIDS))
+        return [(oid, tid) for oid, tid in newest if tid > old]
+
+    def setUp(self):
+        interval = sys.getswitchinterval()
+        self.addCleanup(sys.setswitchinterval, interval)
+        sys.setswitchinterval(1e-5)
+        self.cache = Cache(30 * (REVISION_BYTES + OBJECT_BYTES + 50), 1000, log_limit=100)
+        self.done = threading.Event()
+        self.wrong = []
+
+    def poll(self):
+        rnd = random.Random(1)
+        for _ in range(self.POLLS):
+            old = self.cache.head
+            new = old + rnd.randrange(1, 4)
+            if rnd.random() < .02:
+                self.cache.jump(new)
+            else:
+                self.cache.advance(old, new, self.changes(old, new))
+            if rnd.random() < .02:
+                self.cache.trim(new - 10)
+            oid = rnd.randrange(self.OIDS)
+            state, tid = self.truth(oid, new)
+            self.cache.committed(oid, tid, state)
+
+    def read(self, number):
+        rnd = random.Random(number)
+        last, objects = 0, {}
+        while not self.done.is_set():
+            at = self.cache.head
+            changed = self.cache.invalidations(last, None)
+            for oid in list(objects) if changed is None else changed:
+                objects.pop(oid, None)
+            last = at
+            for oid, state in objects.items():
+                if state != self.truth(oid, at)[0]:
+                    self.wrong.append(f'view {at} kept {state}')
+            for _ in range(20):
+                oid = rnd.randrange(self.OIDS)
+                hit, truth = self.cache.get(oid, at), self.truth(oid, at)
+                if hit is None:
+                    self.cache.put(oid, truth[1], truth[0], at)
+                elif hit != truth:
+                    self.wrong.append(f'view {at} got {hit}, not {truth}')
+                objects[oid] = truth[0]
+
+    def guarded(self, function, *args):
+        try:
+            function(*args)
+        except Exception as error:
+            self.wrong.append(repr(error))
+
+    def test_readers_beside_a_poller(self):
+        readers = [threading.Thread(target=self.guarded, args=(self.read, number)) for number in range(16)]
+        for thread in readers:
+            thread.start()
+        self.guarded(self.poll)
+        self.done.set()
+        for thread in readers:
+            thread.join()
+        self.assertEqual(self.wrong[:5], [])
+        stats = self.cache.stats()
+        self.assertGreater(stats['hits'], 1000)
+        self.assertLessEqual(stats['bytes'], self.cache.limit)
+        self.assertLessEqual(stats['log'], 100)
+        self.assertGreaterEqual(self.cache.head, self.POLLS)
+
+
+class TestBudget(unittest.TestCase):
+
+    def test_bytes_stay_within_the_limit(self):
+        rnd = random.Random(2)
+        cache = Cache(100_000, 20_000)
+        for tid in range(1, 3000):
+            oid = rnd.randrange(500)
+            cache.put(oid, tid, bytes(rnd.randrange(3000)), tid)
+            self.assertLessEqual(cache.stats()['bytes'], 100_000)
+        self.assertGreater(cache.stats()['bytes'], 90_000)
+        self.assertGreater(cache.stats()['evictions'], 1000)
+
+    def test_bytes_are_what_python_uses(self):
+        count = 20_000
+        for tids in ((1,), (1, 2)):
+            with self.subTest(revisions=len(tids)):
+                tracemalloc.start()
+                self.addCleanup(tracemalloc.stop)
+                cache = Cache(1 << 30, 1000)
+                before = tracemalloc.get_traced_memory()[0]
+                for oid in range(1000, 1000 + count):
+                    for tid in tids:
+                        cache.put(oid, (tid << 58) + oid, b'%100d' % oid, (tid << 58) + oid)
+                used = tracemalloc.get_traced_memory()[0] - before
+                tracemalloc.stop()
+                counted = cache.stats()['bytes']
+                self.assertEqual(cache.stats()['objects'], count)
+                self.assertLess(used, 1.05 * counted)
+                self.assertGreater(used, .75 * counted)
+
+    def test_overhead_of_an_object(self):
+        self.assertLessEqual(REVISION_BYTES + OBJECT_BYTES, 250)
+
+    def test_what_was_hit_stays(self):
+        cache = Cache(10 * (REVISION_BYTES + OBJECT_BYTES + 50), 100)
+        cache.put(0, 1, b'hit', 1)
+        for oid in range(1, 100):
+            cache.put(oid, 1, b'never hit', 1)
+            self.assertEqual(cache.get(0, 1), (b'hit', 1))
+        self.assertIsNone(cache.get(1, 1))
+
+    def test_what_changed_goes_first(self):
+        cache = Cache(10 * (REVISION_BYTES + OBJECT_BYTES + 50), 100)
+        for oid in range(10):
+            cache.put(oid, 1, b'state', 1)
+            cache.get(oid, 1)
+        cache.advance(0, 2, [(7, 2)])
+        oid = 9
+        while not cache.stats()['evictions']:
+            oid += 1
+            cache.put(oid, 1, b'state', 2)
+        self.assertEqual([oid for oid in range(10) if cache.get(oid, 1) is None], [7])
+
+    def test_older_revisions_go_before_objects(self):
+        cache = Cache(2 * (REVISION_BYTES + OBJECT_BYTES + 50), 100)
+        cache.put(1, 1, b'one', 1)
+        cache.put(1, 2, b'two', 2)
+        cache.put(2, 1, b'other', 2)
+        self.assertIsNone(cache.revision(1, 1))
+        self.assertEqual(cache.get(1, 2), (b'two', 2))
+        self.assertEqual(cache.get(2, 2), (b'other', 1))
+        self.assertEqual(cache.stats()['evictions'], 0)
+
+    def test_too_long_states_are_not_kept(self):
+        cache = Cache(100_000, 100)
+        cache.put(1, 1, bytes(100), 1)
+        cache.put(2, 1, bytes(101), 1)
+        cache.committed(3, 1, bytes(101))
+        self.assertEqual(cache.stats()['objects'], 1)
+        small = Cache(1000, 5000)
+        small.put(1, 1, b'short', 1)
+        small.put(2, 1, bytes(2000), 1)
+        self.assertEqual(small.get(1, 1), (b'short', 1))
+
+    def test_limit_0_keeps_the_log_only(self):
+        cache = Cache(0, 1000)
+        cache.put(1, 1, b'', 1)
+        cache.committed(2, 1, b'')
+        cache.advance(0, 5, [(1, 3), (2, 5)])
+        self.assertEqual(cache.stats()['objects'], 0)
+        self.assertEqual(cache.invalidations(2, None), [2, 1])
+
+    def test_the_log_is_bounded(self):
+        cache = Cache(0, 0, log_limit=1000)
+        for tid in range(10, 5000, 10):
+            cache.advance(tid - 10, tid, [(tid * 100 + number, tid - number // 5) for number in range(50)])
+            self.assertLessEqual(cache.stats()['log'], 1000)
+        self.assertIsNone(cache.invalidations(10, None))
+        self.assertEqual(len(cache.invalidations(4980, None)), 50)
+        cache.advance(4990, 6000, [(oid, 6000) for oid in range(1001)])
+        self.assertEqual(cache.stats()['log'], 0)
+        self.assertIsNone(cache.invalidations(4990, None))
+        self.assertEqual(cache.invalidations(6000, None), [])
+
+
+class TestRules(unittest.TestCase):
+
+    def setUp(self):
+        self.cache = Cache(100_000, 1000)
+
+    def test_revision_whatever_the_view(self):
+        self.cache.put(1, 3, b'three', 3)
+        self.cache.committed(1, 5, b'five')
+        self.assertEqual(self.cache.revision(1, 3), b'three')
+        self.assertEqual(self.cache.revision(1, 5), b'five')
+        self.assertIsNone(self.cache.revision(1, 4))
+        self.assertIsNone(self.cache.revision(2, 3))
+
+    def test_own_commits_are_left_out_unless_somebody_changed_the_object_again(self):
+        self.cache.advance(0, 9, [(1, 5), (2, 5), (3, 7)])
+        self.assertEqual(self.cache.invalidations(4, 5), [3])
+        self.cache.advance(9, 10, [(2, 10)])
+        self.assertEqual(self.cache.invalidations(4, 5), [2, 3])
+
+    def test_the_log_is_in_the_order_of_tids(self):
+        self.cache.advance(0, 5, [(1, 4), (2, 2)])
+        self.cache.advance(0, 9, [(2, 2), (3, 8), (1, 4), (4, 6), (5, 12)])
+        self.assertEqual(self.cache.invalidations(1, None), [3, 4, 1, 2])
+        self.cache.advance(9, 12, [(5, 12), (2, 11)])
+        self.assertEqual(self.cache.invalidations(6, None), [5, 2, 3])
+
+    def test_an_answer_after_a_gap_is_a_jump(self):
+        self.cache.put(1, 3, b'three', 3)
+        self.cache.advance(5, 9, [])
+        self.assertIsNone(self.cache.get(1, 9))
+        self.assertEqual((self.cache.floor, self.cache.head), (9, 9))
+
+    def test_a_view_at_its_own_answer(self):
+        self.cache.advance(0, 5, [])
+        self.cache.put(1, 3, b'three', 5)
+        # Two ask at 5; the one who was told 10 comes first, so the other stands at 8, which never was head.
+        self.cache.advance(5, 10, [(1, 9)])
+        self.cache.advance(5, 8, [(1, 7)])
+        self.assertEqual(self.cache.head, 10)
+        self.assertIsNone(self.cache.get(1, 8))
+        self.assertEqual(self.cache.invalidations(5, None), [1])
+        self.cache.put(1, 7, b'seven', 8)
+        self.assertEqual(self.cache.get(1, 8), (b'seven', 7))
+        self.assertIsNone(self.cache.get(1, 10))
+        self.assertEqual(self.cache.invalidations(8, None), [1])
+
+    def test_clear(self):
+        self.cache.jump(10)
+        self.cache.put(1, 9, b'lost', 10)
+        self.cache.clear(6)
+        self.assertEqual((self.cache.floor, self.cache.head), (6, 6))
+        self.assertIsNone(self.cache.get(1, 10))
+        self.cache.put(1, 9, b'lost', 10, generation=0)
+        self.cache.committed(1, 9, b'lost', generation=0)
+        self.cache.advance(6, 9, [], generation=0)
+        self.cache.jump(9, generation=0)
+        self.assertEqual((self.cache.head, self.cache.stats()['objects']), (6, 0))
+        self.assertIsNone(self.cache.invalidations(10, None, generation=0))
+        self.assertEqual(self.cache.invalidations(6, None, generation=1), [])
+
+    def test_hits_and_misses_are_counted(self):
+        self.cache.put(1, 3, b'three', 3)
+        for at in (2, 3, 4):
+            self.cache.get(1, at)
+        self.cache.get(2, 3)
+        self.assertEqual([self.cache.stats()[name] for name in ('hits', 'misses')], [2, 2])
