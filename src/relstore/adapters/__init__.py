@@ -1,0 +1,1 @@
+"""One adapter per database, over one session per connection."""

@@ -1,0 +1,285 @@
+"""Adapter: every operation on the database once, in standard SQL.
+
+An adapter has no state but its statements; each operation is given the session to use. A database's own module
+overrides what differs there, and says why.
+"""
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from relstore.adapters.statements import Statements
+from relstore.errors import ConfigurationError
+from relstore.session import Session
+
+SCHEMA_VERSION = 1
+MAX_TID = 2 ** 63 - 1
+
+Revision = tuple[bytes | None, int]         # (state, tid); the state of a deleted object is None
+
+
+@dataclass(frozen=True)
+class Ballot:
+    """What a transaction asks of vote."""
+    epoch: str
+    timeout: float                          # seconds to wait for locks
+    bases: Sequence[tuple[int, int]]        # (oid, tid it was based on), in oid order; tid 0: the object is new
+    locks: Sequence[int]                    # those of the oids that somebody else may be writing
+    reads: Sequence[tuple[int, int]] = ()   # (oid, tid that must still be current at the commit)
+    restored_tid: int | None = None         # given when a transaction is copied with its tid
+
+
+@dataclass
+class Verdict:
+    """What vote answers. Anything in the first four refuses the commit."""
+    epoch_changed: bool = False
+    outdated: list[tuple[int, int]] = field(default_factory=list)   # reads: (oid, tid that is current)
+    locked: int | None = None                                       # a read object that somebody is writing
+    last_tid: int | None = None                                     # restored_tid is not after this one
+    conflicts: list[tuple[int, int, bytes | None]] = field(default_factory=list)    # (oid, current tid, its state)
+    ticket: list = field(default_factory=list)                      # what `outcome` will need to know
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What a transaction record holds besides its tid."""
+    user: bytes
+    description: bytes
+    extension: bytes
+
+
+class Adapter:
+    name = ''
+    # What a message to the server may hold; larger transactions are sent in pieces.
+    message_size = 16 * 1024 * 1024
+
+    keep_history: bool
+    sql: Statements
+
+    # Connect ------------------------------------------------------------------------------------------------------
+
+    def configure(self, keep_history: bool, read_only: bool) -> None:
+        """Say once, before anything else, which history mode the database has to have."""
+        self.keep_history, self.read_only = keep_history, read_only
+
+    def connect(self) -> Session:
+        """Return a new session that knows the database's epoch."""
+        raise NotImplementedError
+
+    def prepare_schema(self, create: bool) -> None:
+        """Verify the tables, and create or complete them if allowed. ConfigurationError says what does not fit."""
+        raise NotImplementedError
+
+    def complete_schema(self, session: Session, create: bool, schema: dict[str, str]) -> None:
+        """Run what is missing of `schema` (name of a relation -> its DDL) in one transaction, or refuse."""
+        relations = self.relations(session)
+        self._check_mode(relations)
+        if 'relstore_meta' in relations:
+            self._check_version(session)
+        if not self._missing(session, relations, schema):
+            return
+        if not create or self.read_only:
+            why = 'the storage is read-only' if self.read_only else 'create-schema is false'
+            raise ConfigurationError(f'{self} lacks {", ".join(self._missing(session, relations, schema))}, and {why}; '
+                                     'open it once with create-schema true and the right to create tables.')
+        self.begin_ddl(session)
+        try:
+            relations = self.relations(session)         # another process may have been quicker
+            for name in self._missing(session, relations, schema):
+                for statement in _split(schema[name]):
+                    session.run(statement)
+            session.run(self.sql.set_meta, ('schema', str(SCHEMA_VERSION)))
+            session.run('COMMIT')
+        except BaseException:
+            session.rollback()
+            raise
+
+    def _missing(self, session: Session, relations: set[str], schema: dict[str, str]) -> list[str]:
+        missing = [name for name in schema if name not in relations and name != 'refs']
+        if 'object_state' in relations and 'refs' not in (name for name, in session.all(self.sql.columns)):
+            missing.append('refs')
+        return missing
+
+    def relations(self, session: Session) -> set[str]:
+        """Return the names of the tables, views, functions and triggers that there are."""
+        return {name for name, in session.all(self.sql.relations)}
+
+    def begin_ddl(self, session: Session) -> None:
+        """Begin a transaction in which no other process changes the schema."""
+        raise NotImplementedError
+
+    def _check_version(self, session: Session) -> None:
+        version = int(dict(session.all(self.sql.meta)).get('schema', SCHEMA_VERSION))
+        if version > SCHEMA_VERSION:
+            raise ConfigurationError(f'{self} has version {version} of the tables and this relstore knows '
+                                     f'version {SCHEMA_VERSION}; install a newer relstore.')
+
+    def _check_mode(self, relations: set[str]) -> None:
+        if 'object_state' not in relations or ('current_object' in relations) == self.keep_history:
+            return
+        found, right = ('history-free', 'false') if self.keep_history else ('history-preserving', 'true')
+        raise ConfigurationError(f'{self} is {found}; set keep-history {right}, or copy the data into a new database.')
+
+    # Read ---------------------------------------------------------------------------------------------------------
+
+    def load_at(self, session: Session, oid: int, at: int) -> Revision | None:
+        """Return the revision that a view at tid `at` sees."""
+        return session.one(self.sql.load_at, (oid, at))
+
+    def load_now(self, session: Session, oid: int) -> Revision | None:
+        return session.one(self.sql.load_now, (oid,))
+
+    def load_serial(self, session: Session, oid: int, tid: int) -> tuple[bytes | None] | None:
+        return session.one(self.sql.load_serial, (oid, tid))
+
+    def load_before(self, session: Session, oid: int, tid: int) -> tuple[bytes | None, int, int | None] | None:
+        """Return (state, tid, tid of the next revision or None) of the last revision before `tid`."""
+        return session.one(self.sql.load_before, (oid, tid, oid, tid))
+
+    def load_many(self, session: Session, oids: Iterable[int], at: int) -> list[tuple[int, bytes | None, int]]:
+        """Return (oid, state, tid) of those that a view at `at` sees."""
+        return session.all(self.sql.load_many, (self.oid_list(oids), at))
+
+    def current_tid(self, session: Session, oid: int) -> int | None:
+        row = session.one(self.sql.current_tid, (oid,))
+        return row and row[0]
+
+    def poll(self, session: Session, since: int, limit: int) -> tuple[str, int, list[tuple[int, int]]]:
+        """Return (epoch, newest tid, [(oid, tid)] changed after `since`): more than `limit` if they were too many.
+
+        In a history-free database the session then holds a snapshot of just that state.
+        """
+        parameters = (since, limit + 1)
+        rows = self._poll_rows(session, parameters)
+        if rows[0][0] is None:
+            # Emptied by the crash recovery of the server, or never filled.
+            session.rollback()
+            self.renew_epoch(session)
+            rows = self._poll_rows(session, parameters)
+        epoch, last = rows[0][:2]
+        return epoch, last, [(oid, tid) for _, _, oid, tid in rows if oid is not None]
+
+    def _poll_rows(self, session: Session, parameters: tuple) -> list[tuple]:
+        if not self.keep_history:
+            session.run(self.sql.begin_read)
+        return session.all(self.sql.poll, parameters)
+
+    def last_tid(self, session: Session) -> int:
+        [[tid]] = session.all(self.sql.last_tid)
+        return tid
+
+    def epoch(self, session: Session) -> str:
+        row = session.one(self.sql.epoch)
+        if row is None:
+            self.renew_epoch(session)
+            row = session.one(self.sql.epoch)
+        [epoch] = row
+        return epoch
+
+    def renew_epoch(self, session: Session) -> None:
+        """Give the database an epoch if it has none; another process may be quicker."""
+        raise NotImplementedError
+
+    # Commit -------------------------------------------------------------------------------------------------------
+
+    def vote(self, session: Session, ballot: Ballot) -> Verdict:
+        """Begin a transaction, lock what it changes, and compare with what is committed.
+
+        After a refusal the caller rolls back.
+        """
+        raise NotImplementedError
+
+    def stage(self, session: Session, batches: Iterable) -> Iterable:
+        """Send ahead what does not fit into the message of `finish`; return the batches that are left for it.
+
+        Batches are lists of (Pending, state), as Spool.batches yields them.
+        """
+        return batches
+
+    def finish(self, session: Session, ticket: list, tid: int | None, metadata: Metadata, batches: Iterable) -> int:
+        """Choose the tid (or take the one given), write everything, COMMIT, and return the tid."""
+        raise NotImplementedError
+
+    def outcome(self, session: Session, ticket: list, oids: Sequence[int]) -> int | None:
+        """After a failed finish: return the tid if it was committed, else None. Waits until that is decided."""
+        raise NotImplementedError
+
+    def new_oids(self, session: Session, count: int) -> list[int]:
+        """Return `count` block numbers; see OidAllocator."""
+        raise NotImplementedError
+
+    def reserve_oids(self, session: Session, oid: int) -> None:
+        """See to it that `oid` and smaller ones are never handed out as new. Never lets the count go back."""
+        raise NotImplementedError
+
+    # History ------------------------------------------------------------------------------------------------------
+
+    def history(self, session: Session, oid: int, size: int) -> list[tuple]:
+        """Return (tid, size, user, description, extension) of the newest `size` revisions, newest first."""
+        return session.all(self.sql.history, (oid, size))
+
+    def undo_log(self, session: Session, before: int, size: int) -> list[tuple]:
+        """Return a page of (tid, user, description, extension) older than `before`, newest first."""
+        return session.all(self.sql.undo_log, (before, size))
+
+    def is_undoable(self, session: Session, tid: int) -> bool:
+        return session.one(self.sql.transaction_is_undoable, (tid,)) is not None
+
+    def changes_to_undo(self, session: Session, tid: int) -> list[tuple]:
+        """Return (oid, md5 written, current tid, current md5, tid it replaced or 0, tid of the revision before)."""
+        return session.all(self.sql.undo, (tid,))
+
+    # Iterate ------------------------------------------------------------------------------------------------------
+
+    def transactions(self, session: Session, start: int, stop: int, size: int) -> list[tuple]:
+        """Return a page of (tid, packed, user, description, extension) from `start` to `stop`."""
+        return session.all(self.sql.transactions, (start, stop, size))
+
+    def records(self, session: Session, tid: int, after: int, size: int) -> list[tuple]:
+        """Return a page of (oid, state, data_tid) of one transaction, oids greater than `after`."""
+        return session.all(self.sql.records, (tid, after, size))
+
+    def current_records(self, session: Session, start: int, size: int) -> list[tuple]:
+        """Return a page of (oid, tid, state) of the objects that exist, from oid `start`."""
+        return session.all(self.sql.current_records, (start, size))
+
+    # Administration -----------------------------------------------------------------------------------------------
+
+    @property
+    def data_tables(self) -> tuple[str, ...]:
+        """The tables that hold a site's data, referring ones first."""
+        preserving = ('current_object', 'object_state', 'transaction', 'pack_state', 'pack_state_tid')
+        return ('blob_chunk', *(preserving if self.keep_history else ('object_state',)),
+                'object_ref', 'object_refs_added', 'pack_object')
+
+    def count(self, session: Session) -> int:
+        """Return how many objects there are: exact for a few thousand, else about."""
+        [[count]] = session.all(self.sql.count_up_to, (5000,))
+        return count if count < 5000 else max(count, self.estimated_count(session))
+
+    def estimated_count(self, session: Session) -> int:
+        raise NotImplementedError
+
+    def size(self, session: Session) -> int:
+        """Return the bytes the tables occupy."""
+        raise NotImplementedError
+
+    def zap_all(self, session: Session) -> None:
+        """Remove all data, and begin a new epoch."""
+        raise NotImplementedError
+
+    # Phrases ------------------------------------------------------------------------------------------------------
+
+    def oid_list(self, oids: Iterable[int]) -> str:
+        """Return the parameter that stands for the macro {oids}."""
+        return json.dumps(list(oids))
+
+
+def _split(ddl: str) -> list[str]:
+    """Split a section of a schema file into statements; a function's body stays whole."""
+    statements, inside = [''], False
+    for line in ddl.splitlines():
+        statements[-1] += line + '\n'
+        inside ^= line.count('$$') % 2 == 1
+        if line.rstrip().endswith(';') and not inside:
+            statements.append('')
+    return [statement for statement in statements if statement.strip()]

@@ -1,0 +1,129 @@
+"""The DB-API modules: one record each, imported only when used.
+
+`classify` maps a driver's exception to the class of `relstore.errors` that says what to do about it. It goes by
+SQLSTATE or error code, because drivers disagree about exception classes: pgbouncer, for one, reports a lost
+server as 08P01, which psycopg calls a ProtocolViolation and psycopg2 an OperationalError.
+"""
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from relstore.errors import ConfigurationError, DatabaseError, Deadlock, Disconnected, LockTimeout, Unavailable
+
+
+@dataclass(frozen=True)
+class Driver:
+    name: str                               # as in the option `driver`
+    module: str                             # what to import
+    package: str                            # what to install, for the message when it is missing
+    placeholder: str                        # how its SQL marks a parameter
+    connect: Callable[..., Any]             # (module, *arguments) -> connection, in autocommit
+    classify: Callable[[Exception], type[Exception]]
+    in_transaction: Callable[[Any], bool]   # (connection): known without asking the server
+    script: Callable[[Any, str, Sequence], list]    # (connection, several statements, parameters) -> the last one's rows
+
+    def load(self) -> ModuleType:
+        """Import the driver. ConfigurationError says what to install."""
+        try:
+            return importlib.import_module(self.module)
+        except ImportError as e:
+            raise ConfigurationError(
+                f'The database driver {self.name} cannot be imported ({e}); install {self.package}.') from e
+
+
+def _classify_postgresql(error: Exception) -> type[Exception]:
+    state = getattr(error, 'sqlstate', None) or getattr(error, 'pgcode', None)
+    if state is None:       # the client library noticed it, not the server
+        return Disconnected if _is_connection_loss(error) else DatabaseError
+    if state == '40P01':
+        return Deadlock
+    if state in ('55P03', '57014'):                      # lock_not_available; query_canceled by a timeout
+        return LockTimeout
+    if state[:2] == '08' or state in ('57P01', '57P02', '57P03', '57P05', '25P03', '25P04'):
+        return Disconnected
+    if state in ('40001', '53300'):                      # serialization failure; too many connections
+        return Unavailable
+    if state in ('28000', '28P01', '3D000', '42501', '53200'):
+        return ConfigurationError
+    return DatabaseError
+
+
+def _is_connection_loss(error: Exception) -> bool:
+    return type(error).__name__ in ('OperationalError', 'InterfaceError', 'DatabaseError', 'ConnectionTimeout')
+
+
+def _classify_sqlite(error: Exception) -> type[Exception]:
+    message = str(error)
+    if 'locked' in message or 'busy' in message:
+        return LockTimeout
+    if 'closed database' in message:
+        return Disconnected
+    if any(hint in message for hint in ('not a database', 'malformed', 'unable to open', 'readonly', 'read-only')):
+        return ConfigurationError
+    return DatabaseError
+
+
+def _connect_psycopg2(psycopg2: ModuleType, dsn: str):
+    connection = psycopg2.connect(dsn, fallback_application_name='relstore')
+    connection.autocommit = True
+    extensions = importlib.import_module('psycopg2.extensions')
+
+    def as_bytes(value, cursor):
+        return None if value is None else bytes(psycopg2.BINARY(value, cursor))
+
+    extensions.register_type(extensions.new_type((17,), 'BYTEA', as_bytes), connection)
+    return connection
+
+
+def _connect_psycopg(psycopg: ModuleType, dsn: str):
+    # Statements stay unprepared: a prepared one would be state of the session, which pgbouncer may swap.
+    return psycopg.connect(dsn, autocommit=True, prepare_threshold=None, fallback_application_name='relstore')
+
+
+def _connect_sqlite(sqlite3: ModuleType, path: str, timeout: float):
+    # A session is used by one thread at a time, but not always by the same one.
+    return sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False, uri=True)
+
+
+def _script_psycopg2(connection, sql: str, parameters: Sequence) -> list:
+    cursor = connection.cursor()
+    cursor.execute(sql, parameters)         # keeps the last result only
+    return cursor.fetchall() if cursor.description else []
+
+
+def _script_psycopg(connection, sql: str, parameters: Sequence) -> list:
+    # Only a client-side cursor sends several statements with parameters in one message.
+    cursor = importlib.import_module('psycopg').ClientCursor(connection)
+    cursor.execute(sql, parameters)
+    while cursor.nextset():
+        continue
+    return cursor.fetchall() if cursor.description else []
+
+
+def _script_sqlite(connection, sql: str, parameters: Sequence) -> list:
+    raise NotImplementedError('SQLite is in this process: there is no message to save')
+
+
+DRIVERS = {driver.name: driver for driver in (
+    Driver('sqlite3', 'sqlite3', 'a Python with the module sqlite3', '?',
+           connect=_connect_sqlite, classify=_classify_sqlite,
+           in_transaction=lambda connection: connection.in_transaction,
+           script=_script_sqlite),
+    Driver('psycopg2', 'psycopg2', 'relstore[postgresql]', '%s',
+           connect=_connect_psycopg2, classify=_classify_postgresql,
+           in_transaction=lambda connection: connection.info.transaction_status != 0,
+           script=_script_psycopg2),
+    Driver('psycopg', 'psycopg', 'relstore[psycopg]', '%s',
+           connect=_connect_psycopg, classify=_classify_postgresql,
+           in_transaction=lambda connection: connection.info.transaction_status != 0,
+           script=_script_psycopg),
+)}
+
+
+def find_driver(name: str, *choices: str) -> Driver:
+    """Return the driver called `name`, one of `choices`. ConfigurationError names them."""
+    if name not in choices:
+        raise ConfigurationError(f'There is no driver {name!r} here; choose one of: {", ".join(choices)}.')
+    return DRIVERS[name]

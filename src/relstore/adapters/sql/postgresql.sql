@@ -1,0 +1,96 @@
+-- What PostgreSQL says otherwise.
+
+-- Reading ------------------------------------------------------------------------------------------------------
+
+-- name: begin_poll [hf]
+BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY
+
+-- Committing: one message for vote, one for finish. ---------------------------------------------------------------
+
+-- name: vote
+BEGIN ISOLATION LEVEL READ COMMITTED;
+SELECT kind, zoid, tid, state
+FROM {relstore_vote_1}(?, ?, ?, ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[])
+
+-- name: stage
+SELECT {relstore_stage_1}(?::bigint[], ?::integer[], ?::integer[], ?::text[], ?::bigint[], ?::integer[], ?::integer[],
+    ?::bytea, ?::bytea)
+
+-- psycopg2 returns the last result of a message only, so the tid is carried over the COMMIT.
+-- name: finish
+SELECT set_config('relstore.tid', {relstore_finish_1}(?, ?, ?::bytea, ?::bytea, ?::bytea, ?,
+    ?::bigint[], ?::integer[], ?::integer[], ?::text[], ?::bigint[], ?::integer[], ?::integer[],
+    ?::bytea, ?::bytea)::text, false);
+COMMIT;
+SELECT current_setting('relstore.tid')
+
+-- name: transaction_status
+SELECT pg_xact_status(?::text::xid8)
+
+-- name: terminate
+SELECT pg_terminate_backend(?)
+
+-- Waits for the log on disk, ours included: what was asked about must not be lost after it was answered.
+-- name: make_durable
+SELECT pg_logical_emit_message(true, 'relstore', '')
+
+-- name: tid_of [hp]
+SELECT min(tid) FROM {transaction} WHERE tid > ? AND xmin = ?::text::xid8::xid
+
+-- name: tid_of [hf]
+SELECT min(tid) FROM {object_state} WHERE tid > ? AND xmin = ?::text::xid8::xid
+
+-- name: new_oids
+SELECT nextval('{zoid_seq}') FROM generate_series(1, ?)
+
+-- name: skip_oids
+SELECT count(nextval('{zoid_seq}')) FROM generate_series(1, ?)
+
+-- name: last_oid
+SELECT CASE WHEN is_called THEN last_value * 16 ELSE 0 END FROM {zoid_seq}
+
+-- Administration -----------------------------------------------------------------------------------------------
+
+-- name: server
+SELECT current_setting('server_version_num')::integer, current_schema(), current_setting('server_version'),
+       current_setting('server_encoding')
+
+-- name: schema_exists
+SELECT 1 FROM pg_namespace WHERE nspname = ?
+
+-- name: relations
+SELECT relname FROM pg_class WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = ?)
+UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = ?)
+UNION ALL SELECT tgname FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid
+    WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = ?) AND NOT tgisinternal
+
+-- name: columns
+SELECT attname FROM pg_attribute WHERE attrelid = '{object_state}'::regclass AND attnum > 0 AND NOT attisdropped
+
+-- name: lock_schema
+SELECT pg_advisory_xact_lock({key}(-4))
+
+-- name: size
+SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class
+WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = ?) AND relkind = 'r'
+
+-- name: estimated_count [hp]
+SELECT reltuples::bigint FROM pg_class WHERE oid = '{current_object}'::regclass
+
+-- name: estimated_count [hf]
+SELECT reltuples::bigint FROM pg_class WHERE oid = '{object_state}'::regclass
+
+-- name: zap [hp]
+SELECT count(lo_unlink(chunk)) FROM {blob_chunk};
+TRUNCATE {blob_chunk}, {current_object}, {object_state}, {transaction}, {object_ref}, {object_refs_added}, {pack_object},
+    {pack_state}, {pack_state_tid};
+INSERT INTO {transaction} (tid, username, description)
+VALUES (0, CAST('system' AS {bytes}), CAST('special transaction for object creation' AS {bytes}));
+DELETE FROM {relstore_epoch};
+ALTER SEQUENCE {zoid_seq} RESTART
+
+-- name: zap [hf]
+SELECT count(lo_unlink(chunk)) FROM {blob_chunk};
+TRUNCATE {blob_chunk}, {object_state}, {object_ref}, {object_refs_added}, {pack_object};
+DELETE FROM {relstore_epoch};
+ALTER SEQUENCE {zoid_seq} RESTART

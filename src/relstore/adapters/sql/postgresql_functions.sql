@@ -1,0 +1,175 @@
+-- One function per phase of a commit, so that each is one message.
+--
+-- A function is created when it is missing, and never replaced: what changes gets a new number in its name, so that
+-- relstore of two versions can work on one database at the same time.
+--
+-- Locks are RelStorage's: transaction-level advisory locks, keyed by oid, -1 for the commit. -3 is relstore's own:
+-- shared from vote to finish, so that a batch of a pack can wait for the commits under way.
+
+-- The key of a lock, where the storage is in a schema of its own: advisory locks are per database.
+-- name: relstore_key_1
+CREATE FUNCTION {relstore_key_1}(p_key bigint) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT hashint8extended(p_key, {seed})
+$$
+
+-- ZODB's timestamp: minutes since 1900, counting 31 days to a month, then the fraction of the minute in 1/2^32.
+-- name: relstore_tid_1
+CREATE FUNCTION {relstore_tid_1}(p_time timestamp) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT (((((extract(year FROM p_time)::bigint - 1900) * 12 + extract(month FROM p_time)::bigint - 1) * 31
+              + extract(day FROM p_time)::bigint - 1) * 24 + extract(hour FROM p_time)::bigint) * 60
+            + extract(minute FROM p_time)::bigint << 32)
+           + floor(extract(second FROM p_time)::double precision * 4294967296 / 60)::bigint
+$$
+
+-- Rows come as arrays; all states stand in one value, all references in another, each row naming its slice.
+-- name: relstore_rows_1
+CREATE FUNCTION {relstore_rows_1}(
+    p_oids bigint[], p_starts integer[], p_sizes integer[], p_md5s text[], p_data_tids bigint[],
+    p_refs_starts integer[], p_refs_sizes integer[], p_states bytea, p_refs bytea)
+RETURNS TABLE (zoid bigint, size integer, md5 text, data_tid bigint, state bytea, refs bytea)
+LANGUAGE sql IMMUTABLE ROWS 10 AS $$
+    SELECT r.zoid, r.size, r.md5, r.data_tid,
+           substring(p_states, r.start + 1, r.size), substring(p_refs, r.refs_start + 1, r.refs_size)
+    FROM unnest(p_oids, p_starts, p_sizes, p_md5s, p_data_tids, p_refs_starts, p_refs_sizes)
+         AS r (zoid, start, size, md5, data_tid, refs_start, refs_size)
+$$
+
+-- Vote: lock, then read. VOLATILE plpgsql in READ COMMITTED, because only there does a statement that follows a
+-- wait see what was committed during the wait.
+-- Returns rows (kind, zoid, tid, state): 'epoch', 'read' and 'locked' and 'late' refuse the commit; 'conflict' is
+-- an object whose current revision is not the one the change was based on; 'since' (a tid) and
+-- 'ticket' (backend pid, transaction id) are what the outcome check will need.
+-- name: relstore_vote_1
+CREATE FUNCTION {relstore_vote_1}(
+    p_epoch text, p_timeout text, p_restored_tid bigint, p_locks bigint[], p_oids bigint[], p_tids bigint[],
+    p_read_oids bigint[], p_read_tids bigint[])
+RETURNS TABLE (kind text, zoid bigint, tid bigint, state bytea) LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_oid bigint;
+    v_last bigint;
+BEGIN
+    PERFORM set_config('lock_timeout', p_timeout, true);
+    IF ({epoch}) IS DISTINCT FROM p_epoch THEN
+        RETURN QUERY SELECT 'epoch', 0::bigint, 0::bigint, NULL::bytea;
+        RETURN;
+    END IF;
+    RETURN QUERY SELECT 'read', r.zoid, coalesce(c.tid, 0), NULL::bytea
+        FROM unnest(p_read_oids, p_read_tids) r (zoid, tid) LEFT JOIN {current} c ON c.zoid = r.zoid
+        WHERE coalesce(c.tid, 0) <> r.tid;
+    IF FOUND THEN
+        RETURN;
+    END IF;
+    PERFORM pg_advisory_xact_lock_shared({key}(-3));
+    FOREACH v_oid IN ARRAY p_locks LOOP
+        PERFORM pg_advisory_xact_lock({key}(v_oid));
+    END LOOP;
+    -- Shared locks come last and never wait: waiting for one while holding others deadlocks.
+    FOREACH v_oid IN ARRAY p_read_oids LOOP
+        IF NOT pg_try_advisory_xact_lock_shared({key}(v_oid)) THEN
+            RETURN QUERY SELECT 'locked', v_oid, 0::bigint, NULL::bytea;
+            RETURN;
+        END IF;
+    END LOOP;
+    IF p_restored_tid IS NOT NULL THEN
+        PERFORM pg_advisory_xact_lock({key}(-1));
+        SELECT max(t.tid) INTO v_last FROM {last} t;
+        IF v_last >= p_restored_tid THEN
+            RETURN QUERY SELECT 'late', 0::bigint, v_last, NULL::bytea;
+            RETURN;
+        END IF;
+    END IF;
+    RETURN QUERY SELECT 'read', r.zoid, coalesce(c.tid, 0), NULL::bytea
+        FROM unnest(p_read_oids, p_read_tids) r (zoid, tid) LEFT JOIN {current} c ON c.zoid = r.zoid
+        WHERE coalesce(c.tid, 0) <> r.tid;
+    IF FOUND THEN
+        RETURN;
+    END IF;
+    RETURN QUERY SELECT 'conflict', o.zoid, coalesce(c.tid, 0), s.state
+        FROM unnest(p_oids, p_tids) o (zoid, tid) LEFT JOIN {current} c ON c.zoid = o.zoid
+             LEFT JOIN {object_state} s ON s.zoid = c.zoid AND s.tid = c.tid
+        WHERE coalesce(c.tid, 0) <> o.tid;
+    RETURN QUERY SELECT 'since', 0::bigint, coalesce(max(t.tid), 0), NULL::bytea FROM {last} t;
+    RETURN QUERY SELECT 'ticket', pg_backend_pid()::bigint, pg_current_xact_id()::text::bigint, NULL::bytea;
+END $$
+
+-- What does not fit into one message is sent ahead, at vote.
+-- name: relstore_stage_1
+CREATE FUNCTION {relstore_stage_1}(
+    p_oids bigint[], p_starts integer[], p_sizes integer[], p_md5s text[], p_data_tids bigint[],
+    p_refs_starts integer[], p_refs_sizes integer[], p_states bytea, p_refs bytea)
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF to_regclass('pg_temp.relstore_stage') IS NULL THEN
+        CREATE TEMPORARY TABLE relstore_stage
+            (zoid bigint, size integer, md5 text, data_tid bigint, state bytea, refs bytea) ON COMMIT DROP;
+    END IF;
+    INSERT INTO pg_temp.relstore_stage
+        SELECT * FROM {relstore_rows_1}(p_oids, p_starts, p_sizes, p_md5s, p_data_tids, p_refs_starts, p_refs_sizes,
+                                        p_states, p_refs);
+END $$
+
+-- name: relstore_write_1 [hp]
+CREATE FUNCTION {relstore_write_1}(
+    p_tid bigint, p_staged boolean, p_oids bigint[], p_starts integer[], p_sizes integer[], p_md5s text[],
+    p_data_tids bigint[], p_refs_starts integer[], p_refs_sizes integer[], p_states bytea, p_refs bytea)
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_staged THEN
+        INSERT INTO {object_state} (zoid, tid, prev_tid, md5, state_size, state, refs, data_tid)
+            SELECT r.zoid, p_tid, coalesce(c.tid, 0), r.md5, coalesce(r.size, 0), r.state, r.refs, r.data_tid
+            FROM pg_temp.relstore_stage r LEFT JOIN {current_object} c ON c.zoid = r.zoid;
+        INSERT INTO {current_object} (zoid, tid) SELECT r.zoid, p_tid FROM pg_temp.relstore_stage r
+            ON CONFLICT (zoid) DO UPDATE SET tid = excluded.tid;
+    ELSE
+        INSERT INTO {object_state} (zoid, tid, prev_tid, md5, state_size, state, refs, data_tid)
+            SELECT r.zoid, p_tid, coalesce(c.tid, 0), r.md5, coalesce(r.size, 0), r.state, r.refs, r.data_tid
+            FROM {relstore_rows_1}(p_oids, p_starts, p_sizes, p_md5s, p_data_tids, p_refs_starts, p_refs_sizes,
+                                   p_states, p_refs) r
+                 LEFT JOIN {current_object} c ON c.zoid = r.zoid;
+        INSERT INTO {current_object} (zoid, tid) SELECT o.zoid, p_tid FROM unnest(p_oids) o (zoid)
+            ON CONFLICT (zoid) DO UPDATE SET tid = excluded.tid;
+    END IF;
+END $$
+
+-- name: relstore_write_1 [hf]
+CREATE FUNCTION {relstore_write_1}(
+    p_tid bigint, p_staged boolean, p_oids bigint[], p_starts integer[], p_sizes integer[], p_md5s text[],
+    p_data_tids bigint[], p_refs_starts integer[], p_refs_sizes integer[], p_states bytea, p_refs bytea)
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_staged THEN
+        INSERT INTO {object_state} (zoid, tid, state_size, state, refs, refs_tid)
+            SELECT r.zoid, p_tid, coalesce(r.size, 0), r.state, r.refs, p_tid FROM pg_temp.relstore_stage r
+            ON CONFLICT (zoid) DO UPDATE SET tid = excluded.tid, state_size = excluded.state_size,
+                state = excluded.state, refs = excluded.refs, refs_tid = excluded.refs_tid;
+    ELSE
+        INSERT INTO {object_state} (zoid, tid, state_size, state, refs, refs_tid)
+            SELECT r.zoid, p_tid, coalesce(r.size, 0), r.state, r.refs, p_tid
+            FROM {relstore_rows_1}(p_oids, p_starts, p_sizes, p_md5s, p_data_tids, p_refs_starts, p_refs_sizes,
+                                   p_states, p_refs) r
+            ON CONFLICT (zoid) DO UPDATE SET tid = excluded.tid, state_size = excluded.state_size,
+                state = excluded.state, refs = excluded.refs, refs_tid = excluded.refs_tid;
+    END IF;
+END $$
+
+-- Finish: under the commit lock choose the tid and write. The lock ends with the COMMIT that follows in the same
+-- message. p_tid is given where transactions are restored.
+-- name: relstore_finish_1
+CREATE FUNCTION {relstore_finish_1}(
+    p_timeout text, p_tid bigint, p_user bytea, p_description bytea, p_extension bytea, p_staged boolean,
+    p_oids bigint[], p_starts integer[], p_sizes integer[], p_md5s text[],
+    p_data_tids bigint[], p_refs_starts integer[], p_refs_sizes integer[], p_states bytea, p_refs bytea)
+RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_tid bigint;
+BEGIN
+    PERFORM set_config('lock_timeout', p_timeout, true);
+    PERFORM pg_advisory_xact_lock({key}(-1));
+    SELECT coalesce(p_tid, greatest(coalesce(max(t.tid), 0) + 1,
+                                    {relstore_tid_1}(clock_timestamp() AT TIME ZONE 'UTC')))
+        INTO v_tid FROM {last} t;
+    {insert_transaction}
+    PERFORM {relstore_write_1}(v_tid, p_staged, p_oids, p_starts, p_sizes, p_md5s, p_data_tids, p_refs_starts,
+                               p_refs_sizes, p_states, p_refs);
+    RETURN v_tid;
+END $$

@@ -1,0 +1,132 @@
+-- The tables, RelStorage's first: a database that RelStorage made is used as it is.
+-- A section is run when the relation that it names is missing.
+--   {id} {bytes} {bool} {no} {md5} {text}: the database's types
+
+-- name: commit_row_lock
+CREATE TABLE {commit_row_lock} (tid {id} NOT NULL PRIMARY KEY);
+INSERT INTO {commit_row_lock} (tid) VALUES (0);
+
+-- name: transaction [hp]
+CREATE TABLE {transaction} (
+    tid         {id} NOT NULL PRIMARY KEY,
+    packed      {bool} DEFAULT {no} NOT NULL,
+    is_empty    {bool} DEFAULT {no} NOT NULL,
+    username    {bytes} NOT NULL,
+    description {bytes} NOT NULL,
+    extension   {bytes}
+);
+INSERT INTO {transaction} (tid, username, description)
+VALUES (0, CAST('system' AS {bytes}), CAST('special transaction for object creation' AS {bytes}));
+
+-- name: object_state [hp]
+CREATE TABLE {object_state} (
+    zoid        {id} NOT NULL,
+    tid         {id} NOT NULL REFERENCES {transaction} CHECK (tid > 0),
+    prev_tid    {id} NOT NULL REFERENCES {transaction},
+    md5         {md5},
+    state_size  {id} NOT NULL CHECK (state_size >= 0),
+    state       {bytes},
+    refs        {bytes},
+    data_tid    {id},
+    CONSTRAINT object_state_pk PRIMARY KEY (zoid, tid)
+);
+CREATE INDEX object_state_tid ON {object_state} (tid);
+CREATE INDEX object_state_prev_tid ON {object_state} (prev_tid);
+
+-- name: object_state [hf]
+CREATE TABLE {object_state} (
+    zoid        {id} NOT NULL PRIMARY KEY,
+    tid         {id} NOT NULL CHECK (tid > 0),
+    state_size  {id} NOT NULL CHECK (state_size >= 0),
+    state       {bytes},
+    refs        {bytes},
+    refs_tid    {id}
+);
+CREATE INDEX object_state_tid ON {object_state} (tid);
+
+-- name: current_object [hp]
+CREATE TABLE {current_object} (
+    zoid        {id} NOT NULL PRIMARY KEY,
+    tid         {id} NOT NULL,
+    FOREIGN KEY (zoid, tid) REFERENCES {object_state} (zoid, tid)
+);
+CREATE INDEX current_object_tid ON {current_object} (tid);
+
+-- name: current_object_state [hp]
+CREATE VIEW {current_object_state} AS
+    SELECT zoid, tid, state FROM {object_state} JOIN {current_object} USING (zoid, tid);
+
+-- name: blob_chunk [hp]
+CREATE TABLE {blob_chunk} (
+    zoid        {id} NOT NULL,
+    tid         {id} NOT NULL,
+    chunk_num   {id} NOT NULL,
+    chunk       {chunk} NOT NULL,
+    CONSTRAINT blob_chunk_pk PRIMARY KEY (zoid, tid, chunk_num),
+    CONSTRAINT blob_chunk_fk FOREIGN KEY (zoid, tid) REFERENCES {object_state} (zoid, tid) ON DELETE CASCADE
+);
+CREATE INDEX blob_chunk_lookup ON {blob_chunk} (zoid, tid);
+
+-- name: blob_chunk [hf]
+CREATE TABLE {blob_chunk} (
+    zoid        {id} NOT NULL,
+    chunk_num   {id} NOT NULL,
+    tid         {id} NOT NULL,
+    chunk       {chunk} NOT NULL,
+    CONSTRAINT blob_chunk_pk PRIMARY KEY (zoid, chunk_num),
+    CONSTRAINT blob_chunk_fk FOREIGN KEY (zoid) REFERENCES {object_state} (zoid) ON DELETE CASCADE
+);
+CREATE INDEX blob_chunk_lookup ON {blob_chunk} (zoid);
+
+-- name: object_ref [hp]
+CREATE TABLE {object_ref} (
+    zoid        {id} NOT NULL,
+    tid         {id} NOT NULL,
+    to_zoid     {id} NOT NULL,
+    PRIMARY KEY (tid, zoid, to_zoid)
+);
+
+-- name: object_ref [hf]
+CREATE TABLE {object_ref} (
+    zoid        {id} NOT NULL,
+    to_zoid     {id} NOT NULL,
+    tid         {id} NOT NULL,
+    PRIMARY KEY (zoid, to_zoid)
+);
+
+-- name: object_refs_added [hp]
+CREATE TABLE {object_refs_added} (tid {id} NOT NULL PRIMARY KEY);
+
+-- name: object_refs_added [hf]
+CREATE TABLE {object_refs_added} (zoid {id} NOT NULL PRIMARY KEY, tid {id} NOT NULL);
+
+-- name: pack_object
+CREATE TABLE {pack_object} (
+    zoid        {id} NOT NULL PRIMARY KEY,
+    keep        {bool} NOT NULL,
+    keep_tid    {id} NOT NULL,
+    visited     {bool} DEFAULT {no} NOT NULL
+);
+CREATE INDEX pack_object_keep_false ON {pack_object} (zoid) WHERE keep = {no};
+CREATE INDEX pack_object_keep_true ON {pack_object} (visited) WHERE keep <> {no};
+
+-- name: pack_state [hp]
+CREATE TABLE {pack_state} (tid {id} NOT NULL, zoid {id} NOT NULL, PRIMARY KEY (tid, zoid));
+
+-- name: pack_state_tid [hp]
+CREATE TABLE {pack_state_tid} (tid {id} NOT NULL PRIMARY KEY);
+
+-- name: relstore_meta
+CREATE TABLE {relstore_meta} (name {text} NOT NULL PRIMARY KEY, value {text} NOT NULL);
+
+-- name: relstore_epoch
+CREATE {unlogged} TABLE {relstore_epoch} (one {id} NOT NULL PRIMARY KEY CHECK (one = 1), value {text} NOT NULL);
+
+-- Columns that a database made by RelStorage does not have.
+-- name: refs [hp]
+ALTER TABLE {object_state} ADD COLUMN refs {bytes};
+ALTER TABLE {object_state} ADD COLUMN data_tid {id};
+
+-- name: refs [hf]
+ALTER TABLE {object_state} ADD COLUMN refs {bytes};
+ALTER TABLE {object_state} ADD COLUMN refs_tid {id};

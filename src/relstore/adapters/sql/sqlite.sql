@@ -1,0 +1,57 @@
+-- What SQLite says otherwise. It has no server, so a commit is a series of plain statements.
+
+-- name: begin_read
+BEGIN
+
+-- name: begin_write
+BEGIN IMMEDIATE
+
+-- name: commit
+COMMIT
+
+-- Which of these objects exist, and in which revision.
+-- name: current_tids [hp]
+SELECT c.zoid, c.tid FROM {oids} o JOIN {current_object} c ON c.zoid = o.zoid
+
+-- name: current_tids [hf]
+SELECT c.zoid, c.tid FROM {oids} o JOIN {object_state} c ON c.zoid = o.zoid
+
+-- name: insert_transaction [hp]
+INSERT INTO {transaction} (tid, username, description, extension) VALUES (?, ?, ?, ?)
+
+-- name: insert_state [hp]
+INSERT INTO {object_state} (tid, prev_tid, md5, state_size, state, refs, data_tid, zoid)
+VALUES (?, coalesce((SELECT tid FROM {current_object} WHERE zoid = ?), 0), ?, ?, ?, ?, ?, ?)
+
+-- name: point_current [hp]
+INSERT INTO {current_object} (zoid, tid) VALUES (?, ?) ON CONFLICT (zoid) DO UPDATE SET tid = excluded.tid
+
+-- name: insert_state [hf]
+INSERT INTO {object_state} (zoid, tid, state_size, state, refs, refs_tid) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (zoid) DO UPDATE SET tid = excluded.tid, state_size = excluded.state_size, state = excluded.state,
+    refs = excluded.refs, refs_tid = excluded.refs_tid
+
+-- Oids are counted in the main file, so that one file is a whole backup.
+-- name: relations
+SELECT name FROM sqlite_master WHERE type IN ('table', 'view')
+
+-- name: columns
+SELECT name FROM pragma_table_info('object_state')
+
+-- name: last_oid
+SELECT value FROM {relstore_oid}
+
+-- name: take_oids
+UPDATE {relstore_oid} SET value = value + ? RETURNING value
+
+-- name: raise_oid
+UPDATE {relstore_oid} SET value = max(value, ?)
+
+-- name: size
+SELECT (SELECT page_count FROM pragma_page_count) * (SELECT page_size FROM pragma_page_size)
+
+-- name: delete_transactions [hp]
+DELETE FROM {transaction} WHERE tid > 0
+
+-- name: reset_oid
+UPDATE {relstore_oid} SET value = 0

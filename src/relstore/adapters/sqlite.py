@@ -1,0 +1,214 @@
+"""SQLite: one file in a directory, and no server.
+
+What differs: a commit is a series of plain statements, because they cost no round trip; BEGIN IMMEDIATE takes the
+one lock there is for writers, so nothing else needs locking; the clock is ours. Readers are never blocked
+(write-ahead log), and an acknowledged commit is on disk (synchronous=FULL).
+"""
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from ZODB.utils import newTid, p64, u64
+
+from relstore.adapters.base import Adapter, Ballot, Metadata, Verdict
+from relstore.adapters.drivers import find_driver
+from relstore.adapters.statements import Statements, Tables, read
+from relstore.errors import ConfigurationError, DatabaseError
+from relstore.session import Session
+
+PRAGMAS = {'synchronous': 'FULL', 'cache_size': '-16384', 'mmap_size': '268435456', 'temp_store': 'MEMORY'}
+
+
+class SQLite(Adapter):
+    """A database in `data_dir`, which is created if it is missing (not its parents).
+
+    pragmas: settings of SQLite, on top of relstore's own.
+    """
+    name = 'sqlite'
+
+    def __init__(self, data_dir: str, pragmas: Mapping[str, str] | None = None):
+        self.data_dir = Path(data_dir).expanduser().absolute()
+        self.path = self.data_dir / 'main.sqlite3'
+        self._pragmas = PRAGMAS | {name: str(value) for name, value in (pragmas or {}).items()}
+        for name, value in self._pragmas.items():
+            if not re.fullmatch(r'\w+', name) or not re.fullmatch(r'[\w.-]+', value):
+                raise ConfigurationError(f'The pragma {name} = {value!r} is not a word or a number.')
+
+    def __str__(self) -> str:
+        return f'The database {self.path}'
+
+    def configure(self, keep_history: bool, read_only: bool) -> None:
+        super().configure(keep_history, read_only)
+        self._tables = Tables(
+            reserved=frozenset({'transaction'}), id='INTEGER', bytes='BLOB', chunk='BLOB', bool='INTEGER', no='0',
+            md5='TEXT', text='TEXT', unlogged='', epoch='SELECT value FROM {relstore_epoch}',
+            oids='(SELECT value AS zoid FROM json_each(?))')
+        self.sql = Statements('common.sql', 'sqlite.sql', keep_history=keep_history, macros=self._tables,
+                              placeholder='?')
+
+    # Connect ------------------------------------------------------------------------------------------------------
+
+    def connect(self) -> Session:
+        session = self._open(self.path)
+        session.epoch = self.epoch(session)
+        return session
+
+    def _open(self, path: Path) -> Session:
+        mode = 'ro' if self.read_only else 'rwc'
+        session = Session(find_driver('sqlite3', 'sqlite3'), f'{path.as_uri()}?mode={mode}', 30.0)
+        for name, value in self._pragmas.items():
+            session.run(f'PRAGMA {name} = {value}')
+        return session
+
+    def prepare_schema(self, create: bool) -> None:
+        existed = self.path.exists()
+        if not existed and (self.read_only or not create):
+            raise ConfigurationError(f'There is no database {self.path}; create it by opening it once with '
+                                     'create-schema true and read-only false.')
+        made_directory = not self.data_dir.exists()
+        try:
+            if made_directory:
+                self.data_dir.mkdir()
+            self._prepare(create)
+        except BaseException as e:
+            if not existed:
+                self._remove(made_directory)
+            if isinstance(e, OSError):
+                raise ConfigurationError(f'The data-dir {self.data_dir} cannot be created: {e.strerror}.') from e
+            if isinstance(e, (ConfigurationError, DatabaseError)) and e.__cause__ is not None:
+                raise ConfigurationError(f'{self} cannot be used: {e}; data-dir has to be a directory that this user '
+                                         'may write, and main.sqlite3 in it, if any, a database.') from e
+            raise
+
+    def _remove(self, directory: bool) -> None:
+        for path in self.data_dir.glob('main.sqlite3*'):
+            path.unlink()
+        if directory and self.data_dir.exists():
+            self.data_dir.rmdir()
+
+    def _prepare(self, create: bool) -> None:
+        session = self._open(self.path)
+        try:
+            if not self.read_only:
+                session.all('PRAGMA journal_mode = WAL')
+            schema = read('schema.sql', self.keep_history) | read('sqlite_schema.sql', self.keep_history)
+            self.complete_schema(session, create, {name: ddl.format_map(self._tables) for name, ddl in schema.items()})
+            if not self.read_only:
+                self._adopt_oids(session)
+        finally:
+            session.close()
+
+    def begin_ddl(self, session: Session) -> None:
+        session.run(self.sql.begin_write)
+
+    def _adopt_oids(self, session: Session) -> None:
+        """Count on from whatever is in use: a backup may be older than its oids, and RelStorage counts elsewhere."""
+        [[last]] = session.all(self.sql.last_oid)
+        [[used]] = session.all(self.sql.max_oid)
+        used = max(used, self._in_oid_file('SELECT coalesce(max(zoid), 0) * 16 FROM new_oid'))
+        if used > last:
+            self.reserve_oids(session, used)
+
+    def renew_epoch(self, session: Session) -> None:
+        session.run(self.sql.new_epoch, (secrets.token_hex(8),))
+
+    # RelStorage counts oids in a file of its own, and trusts it blindly: keep it right where there is one. -----------
+
+    def _in_oid_file(self, sql: str, parameters: Sequence = ()) -> int:
+        path = self.data_dir / 'oids.sqlite3'
+        if not path.exists():
+            return 0
+        session = self._open(path)
+        try:
+            if session.one("SELECT 1 FROM sqlite_master WHERE name = 'new_oid'") is None:
+                return 0
+            [[value]] = session.all(sql, parameters)
+            return value
+        finally:
+            session.close()
+
+    # Commit -------------------------------------------------------------------------------------------------------
+
+    def vote(self, session: Session, ballot: Ballot) -> Verdict:
+        session.run(f'PRAGMA busy_timeout = {int(ballot.timeout * 1000)}')
+        session.run(self.sql.begin_write)
+        if self.epoch(session) != ballot.epoch:
+            return Verdict(epoch_changed=True)
+        wanted = dict(ballot.bases) | dict(ballot.reads)
+        current = dict(session.all(self.sql.current_tids, (self.oid_list(wanted),)))
+        verdict = Verdict(ticket=[self.last_tid(session)])
+        verdict.outdated = [(oid, current.get(oid, 0)) for oid, tid in ballot.reads if current.get(oid, 0) != tid]
+        if ballot.restored_tid is not None and ballot.restored_tid <= self.last_tid(session):
+            verdict.last_tid = self.last_tid(session)
+        for oid, base in ballot.bases:
+            tid = current.get(oid, 0)
+            if tid != base:
+                [state] = self.load_serial(session, oid, tid) or [None]
+                verdict.conflicts.append((oid, tid, state))
+        return verdict
+
+    def finish(self, session: Session, ticket: list, tid: int | None, metadata: Metadata, batches: Iterable) -> int:
+        last = ticket[0]    # still the last: vote has taken the lock for writers
+        if tid is None:
+            tid = u64(newTid(p64(last) if last else None))
+        ticket.append(tid)
+        if self.keep_history:
+            session.run(self.sql.insert_transaction, (tid, metadata.user, metadata.description, metadata.extension))
+        for batch in batches:
+            if self.keep_history:
+                session.many(self.sql.insert_state, [
+                    (tid, row.oid, row.md5, row.size or 0, state, row.refs, row.data_tid, row.oid)
+                    for row, state in batch])
+                session.many(self.sql.point_current, [(row.oid, tid) for row, _ in batch])
+            else:
+                session.many(self.sql.insert_state, [
+                    (row.oid, tid, row.size or 0, state, row.refs, tid) for row, state in batch])
+        session.run(self.sql.commit)
+        return tid
+
+    def outcome(self, session: Session, ticket: list, oids: Sequence[int]) -> int | None:
+        """The process that commits is the database: what is not there now never will be."""
+        if len(ticket) == 1:
+            return None
+        tid = ticket[1]
+        return tid if self.transactions(session, tid, tid, 1) else None
+
+    def new_oids(self, session: Session, count: int) -> list[int]:
+        session.run(self.sql.begin_write)
+        try:
+            [[last]] = session.all(self.sql.take_oids, (16 * count,))
+            session.run(self.sql.commit)
+        finally:
+            session.rollback()
+        block = last // 16
+        self._in_oid_file('UPDATE new_oid SET zoid = max(zoid, ?) RETURNING zoid', (block,))
+        return list(range(block - count + 1, block + 1))
+
+    def reserve_oids(self, session: Session, oid: int) -> None:
+        block = -(-oid // 16)       # rounded up
+        session.run(self.sql.raise_oid, (16 * block,))
+        self._in_oid_file('UPDATE new_oid SET zoid = max(zoid, ?) RETURNING zoid', (block,))
+
+    # Administration -----------------------------------------------------------------------------------------------
+
+    def estimated_count(self, session: Session) -> int:
+        """SQLite keeps no count; the largest oid is near it where few objects were packed away."""
+        [[oid]] = session.all(self.sql.max_oid)
+        return oid
+
+    def size(self, session: Session) -> int:
+        [[size]] = session.all(self.sql.size)
+        return size
+
+    def zap_all(self, session: Session) -> None:
+        session.run(self.sql.begin_write)
+        try:
+            for table in self.data_tables:
+                session.run(self.sql.delete_transactions if table == 'transaction' else f'DELETE FROM {table}')
+            session.run(self.sql.reset_oid)
+            session.run(self.sql.forget_epoch)
+            self.renew_epoch(session)
+            session.run(self.sql.commit)
+        finally:
+            session.rollback()
