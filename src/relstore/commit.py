@@ -1,0 +1,220 @@
+"""Transaction: one two-phase commit, from begin to finish or abort.
+
+Between begin and vote nothing is sent to the database: stores gather in a spool. Vote locks and compares, finish
+writes. Undo, restore and deletion are stores like any other.
+"""
+from collections.abc import Callable
+
+from ZODB.ConflictResolution import ConflictResolvingStorage
+from ZODB.POSException import ConflictError, ReadConflictError, UndoError
+from ZODB.utils import p64
+
+from relstore.adapters.base import Ballot, Metadata
+from relstore.database import Database
+from relstore.errors import ConfigurationError, Disconnected, OutcomeUnknown, StorageError, Unavailable
+from relstore.session import Session
+from relstore.spool import Spool
+
+
+class Transaction:
+    """What one ZODB transaction changes in one storage, and the session that it commits with, once it has voted.
+
+    metadata: the object that tpc_begin was given.
+    epoch: that of what it read.
+    tid: given when the transaction is a copy of one that has a tid already.
+    """
+
+    def __init__(self, database: Database, metadata, epoch: str, tid: int | None = None):
+        self._database, self._adapter = database, database.adapter
+        self.metadata = metadata
+        self._epoch = epoch
+        self._tid = tid
+        self._spool = Spool(database.untransform)
+        self._reads: dict[int, int] = {}
+        self._session: Session | None = None
+        self._ticket: list = []
+        self._batches = None
+
+    # Before vote --------------------------------------------------------------------------------------------------
+
+    def store(self, oid: int, base: int, state: bytes) -> None:
+        self._spool.put(oid, base, state)
+
+    def restore(self, oid: int, state: bytes | None, data_tid: int | None) -> None:
+        self._spool.put(oid, 0, state, restored=True, data_tid=data_tid)
+
+    def delete(self, oid: int, base: int) -> None:
+        self._spool.put(oid, base, None)
+
+    def read_current(self, oid: int, tid: int) -> None:
+        self._reads[oid] = tid
+
+    def undo(self, tid: int) -> list[int]:
+        """Put back what transaction `tid` changed; return the oids. UndoError names what cannot be."""
+        def changes(session):
+            if not self._adapter.is_undoable(session, tid):
+                raise UndoError('The transaction does not exist, or has been packed.')
+            return self._adapter.changes_to_undo(session, tid)
+
+        rows = self._database.pool.attempt(changes)
+        for oid, written, current_tid, current, replaced, before in rows:
+            if replaced and before is None:
+                raise UndoError('The revision to go back to has been packed.', p64(oid))
+            pending = self._spool.get(oid)
+            if pending is not None:
+                current = pending.md5
+            if current == written:
+                state = self._state(oid, before) if before else None
+                self._spool.put(oid, current_tid, state, data_tid=before)
+            else:
+                self._spool.put(oid, current_tid, self._undo_by_resolution(oid, tid, current_tid, before))
+        return [oid for oid, *_ in rows]
+
+    def _undo_by_resolution(self, oid: int, tid: int, current_tid: int, before: int | None) -> bytes:
+        """Return what the object's class makes of going back from `tid` while keeping what came later."""
+        pending = self._spool.get(oid)
+        now = self._spool.state(pending) if pending is not None else self._state(oid, current_tid)
+        undone, wanted = self._state(oid, tid), self._state(oid, before) if before else None
+        if None in (now, undone, wanted):
+            raise UndoError('A later transaction changed it, or removed it.', p64(oid))
+        try:
+            return self._resolve(oid, tid, undone, current_tid, now, wanted)
+        except ConflictError as e:
+            raise UndoError('A later transaction changed it, and its class cannot resolve that.', p64(oid)) from e
+
+    def _state(self, oid: int, tid: int) -> bytes | None:
+        row = self._database.pool.attempt(lambda session: self._adapter.load_serial(session, oid, tid))
+        if row is None:
+            raise UndoError('The revision to go back to has been packed.', p64(oid))
+        return row[0]
+
+    # Vote ---------------------------------------------------------------------------------------------------------
+
+    def vote(self) -> list[int]:
+        """Lock, compare, resolve conflicts. Return the oids of those that were resolved."""
+        pool = self._database.pool
+        self._session = pool.borrow()
+        try:
+            verdict = self._ask()
+        except Disconnected:
+            # A pooled connection that died unnoticed: nothing was done with it yet, so a new one may try.
+            self._give_back()
+            pool.drop_idle()
+            self._session = pool.borrow(fresh=True)
+            verdict = self._ask()
+        self._refuse(verdict)
+        resolved = [self._resolve_conflict(*conflict) for conflict in verdict.conflicts]
+        self._ticket = verdict.ticket
+        self._batches = self._adapter.stage(self._session, self._spool.batches(self._adapter.message_size))
+        return resolved
+
+    def _ask(self):
+        spool, issued = self._spool, self._database.oids.issued
+        bases = sorted((row.oid, row.base) for row in spool if not row.restored)
+        reads = sorted((oid, tid) for oid, tid in self._reads.items() if spool.get(oid) is None)
+        unissued = [row.oid for row in spool if not row.base and not issued(row.oid)]
+        if unissued:
+            self._adapter.reserve_oids(self._session, max(unissued))
+        return self._adapter.vote(self._session, Ballot(
+            epoch=self._epoch, timeout=self._database.options.commit_lock_timeout,
+            bases=bases, locks=[oid for oid, base in bases if base or not issued(oid)],
+            reads=reads, restored_tid=self._tid))
+
+    def _refuse(self, verdict) -> None:
+        if verdict.epoch_changed:
+            self._session.broken = True     # it says the epoch of its birth
+            raise Unavailable('The database was restarted after a crash, failed over, or restored since this '
+                              'transaction read from it; nothing was stored.')
+        if verdict.outdated:
+            oid, tid = verdict.outdated[0]
+            raise ReadConflictError(oid=p64(oid), serials=(p64(tid), p64(self._reads[oid])))
+        if verdict.locked is not None:
+            raise ReadConflictError('An object that was read is being changed by another transaction',
+                                    oid=p64(verdict.locked))
+        if verdict.last_tid is not None:
+            raise StorageError(f'A transaction with the tid {self._tid:#x} cannot be added: the newest in the '
+                               f'database has {verdict.last_tid:#x}.')
+
+    def _resolve_conflict(self, oid: int, current_tid: int, current: bytes | None) -> int:
+        pending = self._spool.get(oid)
+        mine, base = self._spool.state(pending), pending.base
+        if not base or not current_tid or mine is None or current is None:
+            raise ConflictError(oid=p64(oid), serials=(p64(current_tid), p64(base)), data=mine)
+        old = self._old_state(oid, base)
+        if old is None:
+            raise ConflictError(oid=p64(oid), serials=(p64(current_tid), p64(base)), data=mine)
+        self._spool.put(oid, base, self._resolve(oid, base, old, current_tid, current, mine))
+        return oid
+
+    def _old_state(self, oid: int, tid: int) -> bytes | None:
+        """Return the state a change was based on. A history-free database has overwritten it: the cache may not."""
+        state = self._database.cache.revision(oid, tid)
+        if state is None and self._adapter.keep_history:
+            [state] = self._adapter.load_serial(self._session, oid, tid) or [None]
+        return state
+
+    def _resolve(self, oid: int, old_tid: int, old: bytes, current_tid: int, current: bytes, mine: bytes) -> bytes:
+        resolver = _Resolver(self._database, old)
+        return resolver.tryToResolveConflict(p64(oid), p64(current_tid), p64(old_tid), mine, current)
+
+    # Finish -------------------------------------------------------------------------------------------------------
+
+    def finish(self) -> int:
+        """Make it permanent and return the tid. After an exception nothing was stored, or OutcomeUnknown says so."""
+        metadata = Metadata(_bytes(self.metadata.user), _bytes(self.metadata.description),
+                            self.metadata.extension_bytes)
+        try:
+            tid = self._adapter.finish(self._session, self._ticket, self._tid, metadata, self._batches)
+        except Exception as e:
+            tid = self._outcome(e)
+        for row in self._spool:
+            if row.size is not None and row.size <= self._database.cache.object_max:
+                self._database.cache.committed(row.oid, tid, self._spool.state(row))
+        self.close()
+        return tid
+
+    def _outcome(self, error: Exception) -> int:
+        """Return the tid if the database has committed in spite of the error; else raise it."""
+        self._session.broken = True
+        self._give_back()
+        oids = [row.oid for row in self._spool]
+        try:
+            tid = self._database.pool.attempt(lambda s: self._adapter.outcome(s, self._ticket, oids))
+        except (Unavailable, ConfigurationError) as e:
+            raise OutcomeUnknown(f'The commit was sent, then the connection failed ({error}); whether it happened '
+                                 f'cannot be asked: {e}') from error
+        if tid is None:
+            raise error
+        return tid
+
+    @property
+    def wrote(self) -> bool:
+        """Whether it leaves rows that a poll can see."""
+        return len(self._spool) > 0 or self._adapter.keep_history
+
+    def close(self) -> None:
+        """End it: whatever was not committed is rolled back, and the session returned."""
+        self._give_back()
+        self._spool.close()
+
+    def _give_back(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            self._database.pool.give_back(session)
+
+
+def _bytes(text: bytes | str) -> bytes:
+    """ZODB converts what it is given at first, not what is assigned to the attribute later."""
+    return text if isinstance(text, bytes) else text.encode('utf-8')
+
+
+class _Resolver(ConflictResolvingStorage):
+    """What ZODB's conflict resolution wants of a storage, for one object."""
+
+    def __init__(self, database: Database, old: bytes):
+        self._old = old
+        self._crs_transform_record_data: Callable = database.transform
+        self._crs_untransform_record_data: Callable = database.untransform
+
+    def loadSerial(self, oid: bytes, serial: bytes) -> bytes:
+        return self._old

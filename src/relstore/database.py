@@ -1,0 +1,83 @@
+"""Database: what all instances of one storage share."""
+import logging
+import threading
+
+from relstore.adapters.base import MAX_TID, Adapter
+from relstore.cache import Cache
+from relstore.oids import OidAllocator
+from relstore.options import Options
+from relstore.session import Session, SessionPool
+
+log = logging.getLogger('relstore')
+
+
+class Database:
+    """An open database: adapter, session pool, cache and oids. Made once, thread-safe.
+
+    An epoch is a value that changes whenever the database may have lost commits that were visible (a crash, a
+    failover, a restored backup). The cache's `generation` counts the epochs seen here: a view of an earlier
+    generation is of no use any more, and neither is anything that was derived from it.
+    """
+
+    def __init__(self, adapter: Adapter, options: Options):
+        adapter.configure(options.keep_history, options.read_only)
+        adapter.prepare_schema(options.create_schema)
+        self.adapter, self.options = adapter, options
+        self.cache = Cache(options.cache_local_mb << 20, options.cache_local_object_max)
+        self.pool = SessionPool(adapter.connect, options.pool_size, options.pool_timeout)
+        self.oids = OidAllocator(lambda count: self.pool.attempt(lambda s: adapter.new_oids(s, count)))
+        # How a record is wrapped (compressed, say) by a storage around this one: see IStorageWrapper.
+        self.transform = self.untransform = lambda record: record
+        self._lock = threading.Lock()           # for changes of the epoch, with the cache's generation
+        self._epoch: str | None = None
+        with self.pool.session() as session:
+            self._begin(session.epoch, adapter.last_tid(session))
+
+    @property
+    def epoch(self) -> str:
+        """The epoch of the current generation."""
+        return self._epoch
+
+    def epoch_of(self, generation: int) -> str:
+        """Return the epoch of a generation, -1 meaning the current one; '' if it is past."""
+        with self._lock:
+            return self._epoch if generation in (-1, self.cache.generation) else ''
+
+    def poll(self, session: Session) -> tuple[int, int]:
+        """Bring the cache up to date; return (the newest tid, the generation it belongs to).
+
+        In a history-free database the session then holds a snapshot of just that state.
+        """
+        generation = self.cache.generation      # read before head: see Cache
+        since = self.cache.head
+        epoch, last, changes = self.adapter.poll(session, since, self.options.poll_limit)
+        if epoch != self._epoch or last < since:
+            with self._lock:
+                if generation != self.cache.generation:
+                    return last, generation     # a late answer, from an epoch that others know is over
+                self._begin(epoch, last)
+                return last, self.cache.generation
+        if len(changes) > self.options.poll_limit:
+            self.cache.jump(last, generation)
+        else:
+            self.cache.advance(since, last, changes, generation)
+        return last, generation
+
+    def _begin(self, epoch: str, last: int) -> None:
+        if self._epoch is not None:
+            log.warning('The database is not what it was: restarted after a crash, failed over, restored or emptied. '
+                        'It stands at tid %d, and everything cached is dropped.', last)
+        self._epoch = epoch
+        self.cache.clear(last)
+
+    def zap_all(self) -> None:
+        with self.pool.session() as session:
+            self.adapter.zap_all(session)
+            epoch = self.adapter.epoch(session)
+        self.pool.drop_idle()       # those sessions belong to the epoch that has just ended
+        self.oids.forget()
+        with self._lock:
+            self._begin(epoch, 0)
+
+    def close(self) -> None:
+        self.pool.close()

@@ -1,0 +1,53 @@
+"""What was done and by whom: history(), undoLog(), undoInfo()."""
+import pickle
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from persistent.TimeStamp import TimeStamp
+from ZODB.Connection import TransactionMetaData
+from ZODB.POSException import POSKeyError
+from ZODB.utils import p64
+
+from relstore.adapters.base import MAX_TID
+from relstore.database import Database
+
+PAGE = 200
+
+
+def history(database: Database, oid: int, size: int) -> list[dict]:
+    """Return dictionaries for the newest `size` revisions of an object, newest first; see IStorage.history."""
+    rows = database.pool.attempt(lambda session: database.adapter.history(session, oid, min(size, MAX_TID)))
+    if not rows and size > 0:
+        raise POSKeyError(p64(oid))
+    return [_extension(extension) | {
+        'time': TimeStamp(p64(tid)).timeTime(), 'tid': p64(tid), 'serial': p64(tid), 'size': state_size,
+        'user_name': bytes(user or b''), 'description': bytes(description or b'')}
+        for tid, state_size, user, description, extension in rows]
+
+
+def undo_log(database: Database, first: int, last: int, accept: Callable[[dict], bool] | None) -> list[dict]:
+    """Return a slice of the transactions that can be undone, newest first; see IStorageUndoable.undoLog."""
+    stop = last if last >= 0 else first - last
+    entries = _undoable(database, min(max(stop, 1), PAGE))
+    return list(islice(entries if accept is None else filter(accept, entries), first, max(stop, first)))
+
+
+def _undoable(database: Database, page: int) -> Iterator[dict]:
+    before = MAX_TID
+    while True:
+        rows = database.pool.attempt(lambda session: database.adapter.undo_log(session, before, page))  # noqa: B023
+        for tid, user, description, extension in rows:
+            yield _extension(extension) | {
+                'id': p64(tid), 'time': TimeStamp(p64(tid)).timeTime(),
+                'user_name': bytes(user), 'description': bytes(description)}
+        if len(rows) < page:
+            return
+        before, page = rows[-1][0], PAGE
+
+
+def _extension(extension: bytes | None) -> dict:
+    """Return a transaction's extended information, or none of it if it cannot be read: others' classes may be gone."""
+    try:
+        return dict(TransactionMetaData(extension=bytes(extension or b'')).extension)
+    except (pickle.UnpicklingError, AttributeError, EOFError, ImportError, IndexError, TypeError, ValueError):
+        return {}

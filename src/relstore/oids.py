@@ -1,0 +1,52 @@
+"""OidAllocator: new object ids, taken from the database in blocks."""
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+BLOCK = 16              # oids a value of RelStorage's sequence stands for
+LARGEST = 1024          # blocks asked for at once, at most
+REMEMBERED = 100_000    # blocks this process remembers as its own
+
+
+class OidAllocator:
+    """Hands out oids that no other process gets.
+
+    take: from a number of blocks wanted to the block numbers that the database gave; block n holds 16n-15 .. 16n.
+    A block that did not last a second doubles the next request.
+    """
+
+    def __init__(self, take: Callable[[int], list[int]]):
+        self._take = take
+        self._lock = threading.Lock()
+        self._free: deque[int] = deque()
+        self._wanted = 1
+        self._refilled = 0.0
+        self._own: set[int] = set()
+
+    def new(self) -> int:
+        with self._lock:
+            if not self._free:
+                self._refill()
+            return self._free.popleft()
+
+    def issued(self, oid: int) -> bool:
+        """Whether this process was given the oid: then nobody else can be creating the object."""
+        return (oid + BLOCK - 1) // BLOCK in self._own
+
+    def forget(self) -> None:
+        """Drop what is left: the database has begun to count anew."""
+        with self._lock:
+            self._free.clear()
+            self._own.clear()
+
+    def _refill(self) -> None:
+        now = time.monotonic()
+        self._wanted = min(self._wanted * 2, LARGEST) if now - self._refilled < 1 else max(self._wanted // 2, 1)
+        blocks = self._take(self._wanted)
+        if len(self._own) > REMEMBERED:
+            self._own.clear()       # only costs a lock more for objects created with these oids
+        self._own.update(blocks)
+        for block in sorted(blocks):
+            self._free.extend(range(BLOCK * (block - 1) + 1, BLOCK * block + 1))
+        self._refilled = now

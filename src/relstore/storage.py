@@ -1,0 +1,343 @@
+"""RelStore: the face that ZODB sees. bytes here, ints inside."""
+import threading
+from collections.abc import Callable, Iterable
+
+from ZODB.interfaces import (
+    IExternalGC,
+    IMultiCommitStorage,
+    IMVCCAfterCompletionStorage,
+    IMVCCPrefetchStorage,
+    IStorageCurrentRecordIteration,
+    IStorageIteration,
+    IStorageRestoreable,
+    IStorageUndoable,
+    ReadVerifyingStorage,
+)
+from ZODB.mvccadapter import HistoricalStorageAdapter
+from ZODB.POSException import POSKeyError, ReadConflictError, ReadOnlyError, StorageTransactionError, Unsupported
+from ZODB.UndoLogCompatible import UndoLogCompatible
+from ZODB.utils import p64, u64
+from zope.interface import alsoProvides, implementer
+
+from relstore import history, iterate, transfer
+from relstore.adapters.base import MAX_TID, Adapter
+from relstore.commit import Transaction
+from relstore.database import Database
+from relstore.options import Options
+from relstore.session import Session
+
+
+@implementer(IMVCCPrefetchStorage, IMVCCAfterCompletionStorage, IMultiCommitStorage, ReadVerifyingStorage,
+             IStorageRestoreable, IStorageIteration, IStorageCurrentRecordIteration, IExternalGC)
+class RelStore(UndoLogCompatible):
+    """A ZODB storage: RelStore(SQLite(data_dir)), RelStore(PostgreSQL(dsn), keep_history=False).
+
+    ZODB makes an instance for each of its connections with new_instance(); such a one is used by one thread at a
+    time. It sees the database as of one tid, `_at`, from one poll_invalidations() to the next. An instance that
+    has not polled has no such view: the one that the application made is of this kind (it is DB.storage), and
+    reads what is committed now. Its methods may be called by several threads.
+    """
+
+    def __init__(self, adapter: Adapter | Database, options: Options | None = None, **kw):
+        if isinstance(adapter, Database):
+            self._database = adapter
+        else:
+            self._database = Database(adapter, options or Options.make(**kw))
+        self._adapter, self._pool, self._cache = self._database.adapter, self._database.pool, self._database.cache
+        self.__name__ = self._database.options.name or f'relstore {self._adapter.name}'
+        self._at: int | None = None             # the view
+        self._last: int | None = None           # the newest view it had
+        self._generation = -1                   # of the database, when the view was taken
+        self._own: int | None = None            # tid of its commit since then
+        self._snapshot: Session | None = None   # history-free: a session whose transaction stands at `_at`
+        self._txn: Transaction | None = None
+        self._commit_lock = threading.Lock()    # held from tpc_begin to tpc_finish or tpc_abort
+        if self._adapter.keep_history:
+            alsoProvides(self, IStorageUndoable)
+
+    # IStorage: what it is -----------------------------------------------------------------------------------------
+
+    def getName(self) -> str:
+        return self.__name__
+
+    def sortKey(self) -> str:
+        return self.__name__
+
+    def isReadOnly(self) -> bool:
+        return self._database.options.read_only
+
+    def __len__(self) -> int:
+        return self._pool.attempt(self._adapter.count)
+
+    def getSize(self) -> int:
+        return self._pool.attempt(self._adapter.size)
+
+    def registerDB(self, wrapper) -> None:
+        """Learn how a wrapper around this storage changes records."""
+        self._database.transform = wrapper.transform_record_data
+        self._database.untransform = wrapper.untransform_record_data
+
+    def close(self) -> None:
+        self.release()
+        self._database.close()
+
+    # IMVCCStorage: instances and views ----------------------------------------------------------------------------
+
+    def new_instance(self) -> 'RelStore':
+        return RelStore(self._database)
+
+    def before_instance(self, before: bytes) -> HistoricalStorageAdapter:
+        """Return a read-only instance that sees the database as it was before the tid `before`."""
+        return HistoricalStorageAdapter(self.new_instance(), before)
+
+    def release(self) -> None:
+        self._end_snapshot()
+        if self._txn is not None:
+            self._end(self._txn)
+
+    def sync(self, force: bool = True) -> None:
+        """Nothing to do: poll_invalidations, which follows, asks the database."""
+
+    def afterCompletion(self) -> None:
+        """End the snapshot, if there is one: between transactions nothing is open in the database."""
+        self._end_snapshot()
+
+    def poll_invalidations(self) -> list[bytes] | None:
+        """Move the view to now. Return the oids that changed on the way; None if everything may have."""
+        self._end_snapshot()
+        if self._adapter.keep_history:
+            at, generation = self._pool.attempt(self._database.poll)
+            if generation == self._cache.generation:
+                at = max(at, self._cache.head)      # others may have polled later, and their answer is ours too
+        else:
+            at, generation = self._poll_snapshot()
+        if self._last is None:
+            changed = []
+        else:
+            changed = self._cache.invalidations(self._last, self._own, self._generation)
+        self._at = self._last = at
+        self._generation, self._own = generation, None
+        return None if changed is None else [p64(oid) for oid in changed]
+
+    def _poll_snapshot(self) -> tuple[int, int]:
+        def poll():
+            self._snapshot = self._pool.borrow()
+            return self._database.poll(self._snapshot)
+        try:
+            return poll()
+        except Exception:
+            dead = self._snapshot is not None and self._snapshot.broken
+            self._end_snapshot()
+            if not dead:
+                raise
+            self._pool.drop_idle()
+            try:
+                return poll()
+            except BaseException:
+                self._end_snapshot()
+                raise
+
+    def _end_snapshot(self) -> None:
+        session, self._snapshot = self._snapshot, None
+        if session is not None:
+            self._pool.give_back(session)
+
+    # Reading ------------------------------------------------------------------------------------------------------
+
+    def load(self, oid: bytes, version: str = '') -> tuple[bytes, bytes]:
+        """Return (state, tid) as the view sees the object; without a view, as it is now."""
+        at = self._at
+        if at is None:
+            row = self._pool.attempt(lambda session: self._adapter.load_now(session, u64(oid)))
+        else:
+            if self._generation == self._cache.generation:
+                row = self._cache.get(u64(oid), at)
+                if row is not None:
+                    return row[0], p64(row[1])
+            row = self._load_at(u64(oid), at)
+        if row is None or row[0] is None:
+            raise POSKeyError(oid)
+        return row[0], p64(row[1])
+
+    def _load_at(self, oid: int, at: int) -> tuple[bytes | None, int] | None:
+        """Load a revision past the cache. ReadConflictError if it is there no longer, or never can be right."""
+        if self._snapshot is not None:
+            row = self._adapter.load_at(self._snapshot, oid, at)
+            generation = self._generation
+        else:
+            row, epoch = self._pool.attempt(lambda session: (self._adapter.load_at(session, oid, at), session.epoch))
+            generation = self._generation if epoch == self._database.epoch else -1
+        if generation != self._cache.generation:
+            raise ReadConflictError('The database was restarted after a crash, failed over, or restored since this '
+                                    'transaction began', oid=p64(oid))
+        if row is None:
+            if self._pool.attempt(lambda session: self._adapter.current_tid(session, oid)) is not None:
+                raise ReadConflictError('The revision that this transaction sees is gone', oid=p64(oid))
+        elif row[0] is not None:
+            self._cache.put(oid, row[1], row[0], at, generation)
+        return row
+
+    def loadBefore(self, oid: bytes, tid: bytes) -> tuple[bytes, bytes, bytes | None] | None:
+        before = min(u64(tid), MAX_TID)
+        row = self._pool.attempt(lambda session: self._adapter.load_before(session, u64(oid), before))
+        if row is None:
+            if self._pool.attempt(lambda session: self._adapter.load_now(session, u64(oid))) is None:
+                raise POSKeyError(oid)
+            return None
+        state, start, end = row
+        if state is None:
+            raise POSKeyError(oid)
+        return state, p64(start), p64(end) if end is not None else None
+
+    def loadSerial(self, oid: bytes, serial: bytes) -> bytes:
+        state = self._cache.revision(u64(oid), u64(serial))
+        if state is None:
+            row = self._pool.attempt(lambda session: self._adapter.load_serial(session, u64(oid), u64(serial)))
+            state = row and row[0]
+        if state is None:
+            raise POSKeyError(oid)
+        return state
+
+    def prefetch(self, oids: Iterable[bytes]) -> None:
+        """Load objects into the cache, with one statement."""
+        at = self._at
+        if at is None or self._generation != self._cache.generation:
+            return
+        wanted = [oid for oid in map(u64, oids) if self._cache.get(oid, at) is None]
+        if not wanted:
+            return
+        if self._snapshot is not None:
+            rows = self._adapter.load_many(self._snapshot, wanted, at)
+        else:
+            rows = self._pool.attempt(lambda session: self._adapter.load_many(session, wanted, at))
+        for oid, state, tid in rows:
+            if state is not None:
+                self._cache.put(oid, tid, state, at, self._generation)
+
+    def getTid(self, oid: bytes) -> bytes:
+        row = self._pool.attempt(lambda session: self._adapter.load_now(session, u64(oid)))
+        if row is None or row[0] is None:
+            raise POSKeyError(oid)
+        return p64(row[1])
+
+    def lastTransaction(self) -> bytes:
+        """Return the tid of this view's state; without a view, of the newest transaction."""
+        if self._at is not None:
+            return p64(self._at)
+        return p64(self._pool.attempt(self._adapter.last_tid))
+
+    # Committing: IStorage, IMultiCommitStorage, ReadVerifyingStorage, IExternalGC, IStorageRestoreable ----------------
+
+    def new_oid(self) -> bytes:
+        self._check_writable()
+        return p64(self._database.oids.new())
+
+    def tpc_begin(self, transaction, tid: bytes | None = None, status: str = ' ') -> None:
+        self._check_writable()
+        if self._txn is not None and self._txn.metadata is transaction:
+            raise StorageTransactionError('Duplicate tpc_begin calls for same transaction')
+        self._commit_lock.acquire()
+        try:
+            self._txn = Transaction(self._database, transaction, self._database.epoch_of(self._generation), None if tid is None else u64(tid))
+        except BaseException:
+            self._commit_lock.release()
+            raise
+
+    def store(self, oid: bytes, serial: bytes | None, data: bytes, version: str, transaction) -> None:
+        self._current(transaction).store(u64(oid), u64(serial) if serial else 0, data)
+
+    def restore(self, oid: bytes, serial: bytes, data: bytes | None, version: str, prev_txn: bytes | None,
+                transaction) -> None:
+        self._current(transaction).restore(u64(oid), data, u64(prev_txn) if prev_txn else None)
+
+    def deleteObject(self, oid: bytes, serial: bytes, transaction) -> None:
+        self._current(transaction).delete(u64(oid), u64(serial))
+
+    def checkCurrentSerialInTransaction(self, oid: bytes, serial: bytes, transaction) -> None:
+        self._current(transaction).read_current(u64(oid), u64(serial))
+
+    def tpc_vote(self, transaction) -> list[bytes]:
+        txn = self._current(transaction)
+        self._end_snapshot()
+        return [p64(oid) for oid in txn.vote()]
+
+    def tpc_finish(self, transaction, func: Callable[[bytes], None] = lambda tid: None) -> bytes:
+        txn = self._current(transaction)
+        try:
+            tid = txn.finish()
+            # Other commits may lie between the view and this one: the view is no more.
+            self._at, self._own = None, tid
+            func(p64(tid))
+            return p64(tid)
+        finally:
+            self._end(txn)
+
+    def tpc_abort(self, transaction) -> None:
+        if self._txn is not None and self._txn.metadata is transaction:
+            self._end(self._txn)
+
+    def _current(self, transaction) -> Transaction:
+        self._check_writable()
+        txn = self._txn
+        if txn is None or txn.metadata is not transaction:
+            raise StorageTransactionError('This is not the transaction that the storage is committing.')
+        return txn
+
+    def _end(self, txn: Transaction) -> None:
+        try:
+            txn.close()
+        finally:
+            self._txn = None
+            self._commit_lock.release()
+
+    def _check_writable(self) -> None:
+        if self._database.options.read_only:
+            raise ReadOnlyError()
+
+    # IStorageUndoable ---------------------------------------------------------------------------------------------
+
+    def supportsUndo(self) -> bool:
+        return self._adapter.keep_history
+
+    def undo(self, transaction_id: bytes, transaction) -> tuple[None, list[bytes]]:
+        """Undo a transaction as part of this one; return (None, oids that are put back)."""
+        txn = self._current(transaction)
+        self._check_history()
+        return None, [p64(oid) for oid in txn.undo(u64(transaction_id))]
+
+    def undoLog(self, first: int = 0, last: int = -20, filter: Callable[[dict], bool] | None = None) -> list[dict]:
+        self._check_history()
+        return history.undo_log(self._database, first, last, filter)
+
+    def _check_history(self) -> None:
+        if not self._adapter.keep_history:
+            raise Unsupported('A history-free storage keeps nothing to go back to.')
+
+    # History and iteration: IStorage, IStorageIteration, IStorageCurrentRecordIteration -------------------------------
+
+    def history(self, oid: bytes, size: int = 1) -> list[dict]:
+        return history.history(self._database, u64(oid), size)
+
+    def iterator(self, start: bytes | None = None, stop: bytes | None = None) -> iterate.TransactionIterator:
+        return iterate.TransactionIterator(self._database, u64(start) if start else 0,
+                                           min(u64(stop), MAX_TID) if stop else MAX_TID)
+
+    def record_iternext(self, next: bytes | None = None) -> tuple[bytes, bytes, bytes, bytes | None]:
+        oid, tid, state, following = iterate.next_record(self._database, u64(next) if next else 0)
+        return p64(oid), p64(tid), state, None if following is None else p64(following)
+
+    def copyTransactionsFrom(self, other, progress: transfer.Progress | None = None) -> None:
+        """Copy all transactions of another storage; see transfer.copy_transactions."""
+        transfer.copy_transactions(other, self, progress)
+
+    # Administration -----------------------------------------------------------------------------------------------
+
+    def pack(self, pack_time: float, referencesf: Callable) -> None:
+        raise Unsupported('This version of relstore cannot pack a database yet; nothing was removed.')
+
+    def zap_all(self) -> None:
+        """Remove everything: all objects, their history, and the record of oids."""
+        self._check_writable()
+        self.release()
+        self._database.zap_all()
+        self._at = self._last = None
