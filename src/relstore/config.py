@@ -1,0 +1,169 @@
+"""What ZConfig makes of the sections in component.xml.
+
+    %import relstore
+    <zodb_db main>
+      mount-point /
+      <relstore>
+        keep-history false
+        <postgresql>
+          dsn dbname=zodb
+        </postgresql>
+      </relstore>
+    </zodb_db>
+
+`<relstorage>` is the same section under RelStorage's name. What is wrong in a file raises
+ZConfig.ConfigurationError while the file is read; what an option does not do here is logged as a warning
+whenever the storage is opened.
+"""
+import logging
+import os.path
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import ZConfig
+from ZODB.config import BaseConfig
+
+from relstore.adapters.drivers import find_driver
+from relstore.errors import ConfigurationError
+from relstore.options import Options, dashed, known_names, nearest
+
+if TYPE_CHECKING:
+    from relstore.adapters.postgresql import PostgreSQL
+    from relstore.adapters.sqlite import SQLite
+    from relstore.storage import RelStore
+
+logger = logging.getLogger('relstore')
+
+# What the option `driver` may name. Ours come first, the default before the others.
+POSTGRESQL_DRIVERS = ('psycopg2', 'psycopg')
+SQLITE_DRIVERS = ('sqlite3',)
+# RelStorage's; in their place the default is used.
+FORMER_POSTGRESQL_DRIVERS = ('auto', 'gevent psycopg2', 'psycopg2cffi', 'pg8000', 'py-postgresql')
+FORMER_SQLITE_DRIVERS = ('auto', 'gevent sqlite3')
+
+
+class StorageSection(BaseConfig):
+    """A section <relstore> or <relstorage>."""
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        if len(config.adapters) != 1:
+            raise ZConfig.ConfigurationError(
+                f'A <{config.getSectionType()}> section needs exactly one section that names its database, '
+                f'<postgresql> or <sqlite3>; here it has {len(config.adapters)}.')
+        with _told_by_zconfig():
+            Options.from_section(config, warn=False)
+
+    def open(self) -> 'RelStore':
+        """Return a new storage; ConfigurationError says what to change where that fails."""
+        from relstore.storage import RelStore
+        [adapter] = self.config.adapters
+        return RelStore(adapter.open(), Options.from_section(self.config))
+
+
+class PostgreSQLSection(BaseConfig):
+    """A section <postgresql>."""
+
+    def open(self) -> 'PostgreSQL':
+        """Return the adapter."""
+        from relstore.adapters.postgresql import PostgreSQL
+        driver = _available(self.config.driver, POSTGRESQL_DRIVERS)
+        return PostgreSQL(self.config.dsn, driver=driver, schema=self.config.schema)
+
+
+class SQLiteSection(BaseConfig):
+    """A section <sqlite3>."""
+
+    def open(self) -> 'SQLite':
+        """Return the adapter."""
+        from relstore.adapters.sqlite import SQLite
+        _available(self.config.driver, SQLITE_DRIVERS)
+        if self.config.gevent_yield_interval is not None:
+            logger.warning('gevent_yield_interval has no effect: SQLite does not yield to gevent here.')
+        pragmas = dict(self.config.pragmas or {})
+        if pragmas.pop('busy_timeout', None) is not None:
+            logger.warning('The pragma busy_timeout has no effect: commit-lock-timeout says it instead.')
+        return SQLite(self.config.data_dir, pragmas=pragmas)
+
+
+def pragmas(section: Any) -> dict[str, str]:
+    """Return the values of a section <pragmas> by name."""
+    known = [name for name in section.getSectionAttributes() if name != 'others']
+    values = {name: str(value) for name in known if (value := getattr(section, name)) is not None}
+    for name, given in section.others.items():
+        if len(given) != 1:
+            raise ZConfig.ConfigurationError(f'The pragma {name} is given {len(given)} times: give it once.')
+        [values[name]] = given
+    return values
+
+
+# Types of keys and values. ZConfig adds file and line to the ValueError that they raise.
+
+def option_name(text: str) -> str:
+    """Return the key of a <relstore> section, written with dashes; RelStorage has one with underscores."""
+    name = dashed(text.lower())
+    known = [dashed(known) for known in known_names()]
+    if name not in known:
+        raise ValueError(f'There is no option {text!r}; the nearest known name is {nearest(name, known)!r}.')
+    return name
+
+
+def pragma_name(text: str) -> str:
+    """Return the name of a pragma in lower case."""
+    name = text.lower().replace('-', '_')
+    if not (name.isascii() and name.isidentifier()):
+        raise ValueError(f'{text!r} cannot be the name of a pragma.')
+    return name
+
+
+def directory(text: str) -> str:
+    """Return an absolute path, so that it stays the same when the process changes its directory."""
+    if not text:
+        raise ValueError('data-dir is empty: name the directory of the database.')
+    return os.path.abspath(os.path.expanduser(text))
+
+
+def schema_name(text: str) -> str:
+    """Return the name of a schema; an empty one would be taken for none."""
+    if not text:
+        raise ValueError('schema is empty: name the schema of the tables, or leave schema out.')
+    return text
+
+
+def postgresql_driver(text: str) -> str:
+    """Return the name of a driver for PostgreSQL, ours or RelStorage's."""
+    return _driver(text, POSTGRESQL_DRIVERS, FORMER_POSTGRESQL_DRIVERS)
+
+
+def sqlite_driver(text: str) -> str:
+    """Return the name of a driver for SQLite, ours or RelStorage's."""
+    return _driver(text, SQLITE_DRIVERS, FORMER_SQLITE_DRIVERS)
+
+
+def _driver(text: str, ours: tuple[str, ...], former: tuple[str, ...]) -> str:
+    name = ' '.join(text.lower().split())
+    if name in former:
+        return name
+    try:
+        return find_driver(name, *ours).name
+    except ConfigurationError as e:
+        raise ValueError(str(e)) from e
+
+
+def _available(name: str, ours: tuple[str, ...]) -> str:
+    """Return the driver to use for a name that `_driver` let pass."""
+    if name in ours:
+        return name
+    if name != 'auto':
+        logger.warning('The driver %s is not available here; %s is used.', name, ours[0])
+    return ours[0]
+
+
+@contextmanager
+def _told_by_zconfig() -> Iterator[None]:
+    """Raise our complaints as ZConfig's, which programs that read configuration files know how to report."""
+    try:
+        yield
+    except ConfigurationError as e:
+        raise ZConfig.ConfigurationError(str(e)) from e

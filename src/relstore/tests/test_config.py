@@ -1,0 +1,367 @@
+"""ZConfig sections: what they take, how a refusal reads, and that component.xml agrees with Options."""
+import io
+import logging
+import os
+import tempfile
+import unittest
+from dataclasses import fields
+
+import transaction
+import ZConfig
+import ZODB.config
+
+from relstore.options import ALIASES, WITHOUT_EFFECT, Options
+from relstore.tests.servers import PostgreSQLLayer
+from relstore.tests.test_options import HONOURED, RELSTORAGE_OPTIONS
+
+SECTIONS = ('relstore', 'relstorage')
+SQLITE = '<sqlite3>\n  data-dir /nowhere\n</sqlite3>'
+
+
+def storage_text(*lines: str, section: str = 'relstore') -> str:
+    return '\n'.join(['%import relstore', f'<{section}>', *lines, f'</{section}>', ''])
+
+
+def parse(*lines: str, section: str = 'relstore'):
+    """Return the factory of a storage, not opened."""
+    text = io.StringIO(storage_text(*lines, section=section))
+    config, _ = ZConfig.loadConfigFile(ZODB.config.getStorageSchema(), text)
+    return config.storage
+
+
+def parse_adapter(*lines: str):
+    """Return the factory of an adapter, not opened."""
+    [adapter] = parse(*lines).config.adapters
+    return adapter
+
+
+def schema_of(section: str):
+    """Return ZConfig's description of a section type: (key, info) pairs."""
+    return parse(SQLITE).config.getSectionDefinition().gettype(section)
+
+
+class OptionTests(unittest.TestCase):
+
+    def options(self, *lines, section='relstore'):
+        return Options.from_section(parse(SQLITE, *lines, section=section).config)
+
+    def test_defaults(self):
+        for section in SECTIONS:
+            with self.subTest(section), self.assertNoLogs('relstore'):
+                self.assertEqual(self.options(section=section), Options())
+
+    def test_every_option_of_relstorage_is_honoured_or_warned_about(self):
+        for section in SECTIONS:
+            for key, value in RELSTORAGE_OPTIONS.items():
+                name = key.replace('-', '_')
+                with self.subTest(key, section=section):
+                    if name in HONOURED:
+                        with self.assertNoLogs('relstore'):
+                            options = self.options(f'{key} {value}', section=section)
+                        field = ALIASES.get(name, name)
+                        self.assertNotEqual(getattr(options, field), getattr(Options(), field))
+                    else:
+                        with self.assertLogs('relstore', logging.WARNING) as logs:
+                            self.assertEqual(self.options(f'{key} {value}', section=section), Options())
+                        self.assertEqual(len(logs.records), 1)
+                        self.assertTrue(logs.records[0].getMessage().startswith(name.replace('_', '-')))
+
+    def test_values(self):
+        self.assertEqual(
+            self.options('name site', 'read-only on', 'keep-history off', 'create-schema no', 'pack-gc false',
+                         'cache-local-mb 100', 'cache-local-object-max 2MB', 'pool-size 8',
+                         'pool-timeout 0.5', 'poll-limit 9', 'commit-lock-timeout 5'),
+            Options(name='site', read_only=True, keep_history=False, create_schema=False, cache_local_mb=100,
+                    cache_local_object_max=2 << 20, pool_size=8, pool_timeout=0.5, poll_limit=9,
+                    commit_lock_timeout=5, pack_gc=False))
+
+    def test_underscores_and_capitals_in_keys(self):
+        self.assertEqual(self.options('Keep_History off'), Options(keep_history=False))
+
+    def test_reading_the_file_logs_nothing(self):
+        with self.assertNoLogs('relstore'):
+            parse(SQLITE, 'blob-dir x')
+
+
+class RefusalTests(unittest.TestCase):
+
+    def refusal(self, *lines, section='relstore'):
+        with self.assertRaises(ZConfig.ConfigurationError) as caught:
+            parse(*lines, section=section)
+        return str(caught.exception)
+
+    def test_unknown_option(self):
+        # Lines 1 and 2 are %import and <relstore>.
+        self.assertEqual(
+            self.refusal('keep-histroy off', SQLITE),
+            "There is no option 'keep-histroy'; the nearest known name is 'keep-history'. (line 3)")
+
+    def test_unknown_option_names_the_file(self):
+        with tempfile.TemporaryDirectory() as directory:
+            path = os.path.join(directory, 'zodb.conf')
+            with open(path, 'w') as file:
+                file.write(storage_text(SQLITE, 'no-such-option 1'))
+            with self.assertRaises(ZConfig.ConfigurationError) as caught:
+                ZODB.config.storageFromURL(path)
+        self.assertRegex(str(caught.exception), r"'no-such-option'.*\(line 6, in file:.*zodb\.conf\)")
+
+    def test_option_given_twice(self):
+        self.assertIn('does not support multiple values', self.refusal(
+            SQLITE, 'revert_when_stale off', 'revert-when-stale off'))
+
+    def test_bad_values(self):
+        for line, expected in [
+                ('pool-size 1', 'pool-size is 1: allowed is a whole number, 2 or more.'),
+                ('cache-local-mb -5', 'cache-local-mb is -5: allowed is a whole number, 0 or more.'),
+                ('commit-lock-timeout 0',
+                 'commit-lock-timeout is 0.0: allowed is seconds, more than 0 and at most 86400.'),
+                ('keep-history perhaps', "not a valid boolean value: 'perhaps' (line 6)"),
+                ('pool-size many', "invalid literal for int() with base 10: 'many' (line 6)")]:
+            with self.subTest(line):
+                self.assertEqual(self.refusal(SQLITE, line), expected)
+
+    def test_bad_value_in_a_database_names_the_line(self):
+        text = f'%import relstore\n<zodb main>\n<relstore>\n{SQLITE}\npool-size 1\n</relstore>\n</zodb>\n'
+        with self.assertRaises(ZConfig.ConfigurationError) as caught:
+            ZODB.config.databaseFromString(text)
+        self.assertEqual(str(caught.exception),
+                         'pool-size is 1: allowed is a whole number, 2 or more. (line 9)')
+
+    def test_not_exactly_one_adapter(self):
+        postgresql = '<postgresql>\n</postgresql>'
+        for section in SECTIONS:
+            for adapters, count in [([], 0), ([SQLITE, postgresql], 2), ([SQLITE, SQLITE], 2)]:
+                with self.subTest(section, count=count):
+                    self.assertEqual(
+                        self.refusal(*adapters, section=section),
+                        f'A <{section}> section needs exactly one section that names its database, '
+                        f'<postgresql> or <sqlite3>; here it has {count}.')
+
+    def test_unknown_drivers_name_the_choices(self):
+        self.assertRegex(self.refusal('<postgresql>', 'driver oracledb', '</postgresql>'),
+                         r"'oracledb'.*psycopg2, psycopg\W.*\(line 4\)")
+        self.assertRegex(self.refusal('<sqlite3>', 'data-dir x', 'driver apsw', '</sqlite3>'),
+                         r"'apsw'.*sqlite3\W.*\(line 5\)")
+
+    def test_data_dir_is_required(self):
+        self.assertIn("'data-dir'", self.refusal('<sqlite3>', '</sqlite3>'))
+        self.assertIn('data-dir is empty', self.refusal('<sqlite3>', 'data-dir', '</sqlite3>'))
+
+    def test_empty_schema(self):
+        self.assertIn('schema is empty', self.refusal('<postgresql>', 'schema', '</postgresql>'))
+
+    def test_pragmas(self):
+        for line, expected in [('f.oo 1', "'f.oo' cannot be the name of a pragma."),
+                               ('synchronous 1\nsynchronous 2', 'The pragma synchronous is given 2 times')]:
+            with self.subTest(line):
+                self.assertIn(expected, self.refusal(
+                    '<sqlite3>', 'data-dir x', '<pragmas>', line, '</pragmas>', '</sqlite3>'))
+
+
+class PostgreSQLTests(unittest.TestCase):
+
+    def test_values(self):
+        dsn = "dbname='zodb' host='/run'"
+        config = parse_adapter(
+            '<postgresql>', f'dsn {dsn}', 'driver psycopg', 'schema zope', '</postgresql>').config
+        self.assertEqual((config.dsn, config.driver, config.schema), (dsn, 'psycopg', 'zope'))
+
+    def test_defaults(self):
+        config = parse_adapter('<postgresql>', '</postgresql>').config
+        self.assertEqual((config.dsn, config.driver, config.schema), ('', 'psycopg2', None))
+
+    def test_adapter(self):
+        from relstore.adapters.postgresql import PostgreSQL
+        for driver in ('psycopg2', 'psycopg'):
+            with self.subTest(driver), self.assertNoLogs('relstore'):
+                factory = parse_adapter('<postgresql>', f'driver {driver}', '</postgresql>')
+                self.assertIsInstance(factory.open(), PostgreSQL)
+
+    def test_drivers_of_relstorage(self):
+        for driver in ('gevent psycopg2', 'psycopg2cffi', 'PG8000', 'py-postgresql'):
+            with self.subTest(driver):
+                factory = parse_adapter('<postgresql>', f'driver {driver}', '</postgresql>')
+                with self.assertLogs('relstore', logging.WARNING) as logs:
+                    factory.open()
+                self.assertEqual(logs.records[0].getMessage(),
+                                 f'The driver {driver.lower()} is not available here; psycopg2 is used.')
+
+    def test_driver_auto_is_the_default(self):
+        factory = parse_adapter('<postgresql>', 'driver auto', '</postgresql>')
+        with self.assertNoLogs('relstore'):
+            factory.open()
+
+
+class SQLiteTests(unittest.TestCase):
+
+    def sqlite(self, *lines):
+        return parse_adapter('<sqlite3>', *lines, '</sqlite3>')
+
+    def test_data_dir_is_absolute_and_may_begin_at_home(self):
+        self.assertEqual(self.sqlite('data-dir ~/zodb').config.data_dir, os.path.expanduser('~/zodb'))
+        self.assertEqual(self.sqlite('data-dir var/zodb').config.data_dir, os.path.abspath('var/zodb'))
+
+    def test_pragmas(self):
+        factory = self.sqlite(
+            'data-dir x', '<pragmas>', 'page_size 8KB', 'mmap_size 64MB', 'max_page_count 1000', 'threads 2',
+            'cache_size -4000', 'wal_autocheckpoint 500', 'soft_heap_limit 1MB', 'Journal-Size-Limit 9',
+            '</pragmas>')
+        self.assertEqual(factory.config.pragmas, {
+            'page_size': '8192', 'mmap_size': '67108864', 'max_page_count': '1000', 'threads': '2',
+            'cache_size': '-4000', 'wal_autocheckpoint': '500', 'soft_heap_limit': '1048576',
+            'journal_size_limit': '9'})
+
+    def test_warnings(self):
+        with tempfile.TemporaryDirectory() as directory:
+            factory = self.sqlite(
+                f'data-dir {directory}', 'driver gevent sqlite3', 'gevent_yield_interval 10',
+                '<pragmas>', 'busy_timeout 5', '</pragmas>')
+            with self.assertLogs('relstore', logging.WARNING) as logs:
+                factory.open()
+        self.assertEqual([record.getMessage() for record in logs.records], [
+            'The driver gevent sqlite3 is not available here; sqlite3 is used.',
+            'gevent_yield_interval has no effect: SQLite does not yield to gevent here.',
+            'The pragma busy_timeout has no effect: commit-lock-timeout says it instead.'])
+
+
+class OpenTests(unittest.TestCase):
+    """Real storages and databases, on SQLite."""
+
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.data_dir = os.path.join(directory.name, 'made by the adapter')
+        self.sqlite = f'<sqlite3>\n  data-dir {self.data_dir}\n</sqlite3>'
+
+    def test_storage(self):
+        for section in SECTIONS:
+            for history in (True, False):
+                with self.subTest(section, history=history):
+                    data_dir = f'{self.data_dir} for {section} {history}'
+                    storage = ZODB.config.storageFromString(storage_text(
+                        f'name {section}', f'keep-history {history}',
+                        '<sqlite3>', f'data-dir {data_dir}', '</sqlite3>', section=section))
+                    self.addCleanup(storage.close)
+                    self.assertEqual(storage.supportsUndo(), history)
+                    self.assertFalse(storage.isReadOnly())
+                    self.assertEqual(storage.getName(), section)
+                    self.assertTrue(os.path.isdir(data_dir))
+
+    def test_site_that_changes_only_its_import(self):
+        """The text is a RelStorage site's, but for the name behind %import."""
+        text = f'''
+            %import relstore
+            <zodb main>
+              cache-size 1000
+              <relstorage>
+                keep-history false
+                cache-local-mb 10
+                cache-local-dir {self.data_dir}
+                commit-lock-timeout 10
+                <sqlite3>
+                  driver auto
+                  data-dir {self.data_dir}
+                  <pragmas>
+                    synchronous normal
+                    cache_size -4000
+                  </pragmas>
+                </sqlite3>
+              </relstorage>
+            </zodb>
+            '''
+        for expected in (None, 1):      # the second time it is there already
+            with self.assertLogs('relstore', logging.WARNING):
+                db = ZODB.config.databaseFromString(text)
+            try:
+                with db.transaction() as connection:
+                    self.assertEqual(connection.root().get('count'), expected)
+                    connection.root()['count'] = 1
+            finally:
+                db.close()
+
+    def test_read_only(self):
+        ZODB.config.databaseFromString(self.database('')).close()
+        db = ZODB.config.databaseFromString(self.database('read-only true'))
+        self.addCleanup(db.close)
+        self.assertTrue(db.storage.isReadOnly())
+        connection = db.open(transaction.TransactionManager())
+        self.addCleanup(connection.close)
+        self.assertNotIn('count', connection.root())
+
+    def database(self, line):
+        return f'%import relstore\n<zodb>\n<relstore>\n{line}\n{self.sqlite}\n</relstore>\n</zodb>\n'
+
+    def test_warns_once_for_each_open(self):
+        factory = parse(self.sqlite, 'blob-dir x', 'shared-blob-dir off')
+        for _ in range(2):
+            with self.assertLogs('relstore', logging.WARNING) as logs:
+                factory.open().close()
+            self.assertEqual([record.args[0] for record in logs.records if record.levelno == logging.WARNING],
+                             ['blob-dir', 'shared-blob-dir'])
+
+
+class PostgreSQLOpenTests(unittest.TestCase):
+    """The same on a PostgreSQL server."""
+
+    layer = PostgreSQLLayer
+
+    def test_site_is_opened_again_with_the_other_driver(self):
+        self.layer.require(self)
+        dsn = self.layer.server.create_database('config')
+        for driver, expected in [('psycopg2', None), ('psycopg', 1)]:
+            db = ZODB.config.databaseFromString(
+                '%import relstore\n<zodb main>\n<relstorage>\n<postgresql>\n'
+                f'dsn {dsn}\ndriver {driver}\n</postgresql>\n</relstorage>\n</zodb>\n')
+            try:
+                with db.transaction() as connection:
+                    self.assertEqual(connection.root().get('count'), expected)
+                    connection.root()['count'] = 1
+            finally:
+                db.close()
+
+
+class ComponentTests(unittest.TestCase):
+    """component.xml repeats what options.py says."""
+
+    def test_both_sections_take_the_same_keys(self):
+        keys = [[(key, info.attribute) for key, info in schema_of(section)] for section in SECTIONS]
+        self.assertEqual(*keys)
+
+    def test_each_option_has_a_key_and_each_key_an_option(self):
+        keys = [key for key, info in schema_of('relstore') if not info.issection()]
+        names = [option.name for option in fields(Options)] + [*ALIASES, *WITHOUT_EFFECT]
+        self.assertEqual(sorted(keys), sorted(name.replace('_', '-') for name in names))
+
+    def test_defaults(self):
+        infos = {info.attribute: info for _, info in schema_of('relstore')}
+        for option in fields(Options):
+            with self.subTest(option.name):
+                info = infos[option.name]
+                stated = info.getdefault()
+                if stated is not None:
+                    self.assertEqual(stated.convert(info.datatype), option.default)
+                elif info.metadefault is not None:
+                    self.assertEqual(info.datatype(info.metadefault), option.default)
+                else:
+                    self.assertIsNone(option.default)
+
+    def test_options_without_effect_have_no_default(self):
+        """A default would count as given, and warn."""
+        for _, info in schema_of('relstore'):
+            if info.attribute in WITHOUT_EFFECT:
+                with self.subTest(info.name):
+                    self.assertIsNone(info.getdefault())
+
+    def test_help(self):
+        expected = {option.name: option.metadata['help'] for option in fields(Options)}
+        expected |= {name: f'{name.replace("_", "-")} {text}' for name, text in WITHOUT_EFFECT.items()}
+        for _, info in schema_of('relstore'):
+            with self.subTest(info.attribute):
+                if info.attribute in expected:
+                    self.assertEqual(' '.join(info.description.split()), expected[info.attribute])
+
+    def test_every_key_is_described(self):
+        for section in ('relstore', 'postgresql', 'sqlite3', 'pragmas'):
+            for key, info in schema_of(section):
+                with self.subTest(section, key=key):
+                    self.assertTrue(info.issection() or info.description)
