@@ -1,0 +1,53 @@
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+EXTRAS = {
+    # psycopg2 is compiled against the libpq of the machine (it needs a C compiler and libpq-dev). Its makers
+    # advise against psycopg2-binary in production, where the libpq and libssl in the wheel are never updated.
+    'postgresql': ['psycopg2 >= 2.9'],
+    # Needs no compiler.
+    'psycopg': ['psycopg[binary] >= 3.1'],
+    'demo': ['rich >= 13'],
+}
+EXTRAS['all'] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
+EXTRAS['test'] = [
+    'hypothesis >= 6',
+    'psycopg2-binary >= 2.9',  # not psycopg2: a test run must not need a compiler
+    'zope.testing >= 5',  # ZODB.tests.util imports it
+    'zope.testrunner >= 6',
+    *EXTRAS['psycopg'],
+    *EXTRAS['demo'],
+]
+
+setup(
+    name='relstore',
+    version='0.1.0.dev0',
+    description='A ZODB storage in a relational database, in pure Python',
+    long_description='\n\n'.join((HERE / name).read_text('utf-8') for name in ('README.txt', 'CHANGES.txt')),
+    long_description_content_type='text/x-rst',
+    author='relstore contributors',
+    license='MIT',
+    license_files=['LICENSE.txt'],
+    keywords='ZODB storage PostgreSQL SQLite Zope Plone',
+    classifiers=[
+        'Development Status :: 3 - Alpha',
+        'Framework :: ZODB',
+        'Intended Audience :: Developers',
+        'Intended Audience :: System Administrators',
+        'Operating System :: POSIX',
+        'Programming Language :: Python :: 3',
+        'Programming Language :: Python :: 3 :: Only',
+        'Topic :: Database',
+    ],
+    package_dir={'': 'src'},
+    packages=find_packages('src'),
+    package_data={'relstore': ['component.xml'], 'relstore.adapters': ['sql/*.sql']},
+    zip_safe=False,
+    python_requires='>=3.10',
+    install_requires=['ZODB >= 5.8'],
+    extras_require=EXTRAS,
+    entry_points={'console_scripts': ['relstore = relstore.cli.main:main']},
+)
