@@ -33,6 +33,8 @@ class Transaction:
         self._reads: dict[int, int] = {}
         self._session: Session | None = None
         self._ticket: list = []
+        self._generation = database.cache.generation
+        self._highest = 0       # the largest oid that is new here and was not issued here
         self._batches = None
 
     # Before vote --------------------------------------------------------------------------------------------------
@@ -99,12 +101,13 @@ class Transaction:
         except Disconnected:
             # A pooled connection that died unnoticed: nothing was done with it yet, so a new one may try.
             self._give_back()
-            pool.drop_idle()
+            pool.retire()
             self._session = pool.borrow(fresh=True)
             verdict = self._ask()
         self._refuse(verdict)
         resolved = [self._resolve_conflict(*conflict) for conflict in verdict.conflicts]
         self._ticket = verdict.ticket
+        self._reserve_oids()
         self._batches = self._adapter.stage(self._session, self._spool.batches(self._adapter.message_size))
         return resolved
 
@@ -112,13 +115,17 @@ class Transaction:
         spool, issued = self._spool, self._database.oids.issued
         bases = sorted((row.oid, row.base) for row in spool if not row.restored)
         reads = sorted((oid, tid) for oid, tid in self._reads.items() if spool.get(oid) is None)
-        unissued = [row.oid for row in spool if not row.base and not issued(row.oid)]
-        if unissued:
-            self._adapter.reserve_oids(self._session, max(unissued))
         return self._adapter.vote(self._session, Ballot(
             epoch=self._epoch, timeout=self._database.options.commit_lock_timeout,
             bases=bases, locks=[oid for oid, base in bases if base or not issued(oid)],
             reads=reads, restored_tid=self._tid))
+
+    def _reserve_oids(self) -> None:
+        """Objects that come with their oids must not meet others later, that are given the same."""
+        oids = self._database.oids
+        self._highest = max((row.oid for row in self._spool if not row.base and not oids.issued(row.oid)), default=0)
+        if self._highest > oids.highest:
+            self._adapter.reserve_oids(self._session, self._highest)
 
     def _refuse(self, verdict) -> None:
         if verdict.epoch_changed:
@@ -138,11 +145,10 @@ class Transaction:
     def _resolve_conflict(self, oid: int, current_tid: int, current: bytes | None) -> int:
         pending = self._spool.get(oid)
         mine, base = self._spool.state(pending), pending.base
-        if not base or not current_tid or mine is None or current is None:
-            raise ConflictError(oid=p64(oid), serials=(p64(current_tid), p64(base)), data=mine)
-        old = self._old_state(oid, base)
+        old = self._old_state(oid, base) if base and mine is not None and current is not None else None
         if old is None:
-            raise ConflictError(oid=p64(oid), serials=(p64(current_tid), p64(base)), data=mine)
+            raise ConflictError(oid=p64(oid), serials=(p64(current_tid), p64(base)),
+                                data=None if mine is None else self._database.untransform(mine))
         self._spool.put(oid, base, self._resolve(oid, base, old, current_tid, current, mine))
         return oid
 
@@ -169,7 +175,8 @@ class Transaction:
             tid = self._outcome(e)
         for row in self._spool:
             if row.size is not None and row.size <= self._database.cache.object_max:
-                self._database.cache.committed(row.oid, tid, self._spool.state(row))
+                self._database.cache.committed(row.oid, tid, self._spool.state(row), self._generation)
+        self._database.oids.highest = max(self._database.oids.highest, self._highest)
         self.close()
         return tid
 
@@ -186,11 +193,6 @@ class Transaction:
         if tid is None:
             raise error
         return tid
-
-    @property
-    def wrote(self) -> bool:
-        """Whether it leaves rows that a poll can see."""
-        return len(self._spool) > 0 or self._adapter.keep_history
 
     def close(self) -> None:
         """End it: whatever was not committed is rolled back, and the session returned."""

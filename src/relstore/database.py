@@ -55,6 +55,8 @@ class Database:
             with self._lock:
                 if generation != self.cache.generation:
                     return last, generation     # a late answer, from an epoch that others know is over
+                log.warning('The database is not what it was: restarted after a crash, failed over, restored or '
+                            'emptied. It stands at tid %#x, and everything cached is dropped.', last)
                 self._begin(epoch, last)
                 return last, self.cache.generation
         if len(changes) > self.options.poll_limit:
@@ -64,9 +66,8 @@ class Database:
         return last, generation
 
     def _begin(self, epoch: str, last: int) -> None:
-        if self._epoch is not None:
-            log.warning('The database is not what it was: restarted after a crash, failed over, restored or emptied. '
-                        'It stands at tid %d, and everything cached is dropped.', last)
+        """Start a generation of views and cached states."""
+        self.pool.retire()      # sessions know the epoch they began in
         self._epoch = epoch
         self.cache.clear(last)
 
@@ -74,7 +75,6 @@ class Database:
         with self.pool.session() as session:
             self.adapter.zap_all(session)
             epoch = self.adapter.epoch(session)
-        self.pool.drop_idle()       # those sessions belong to the epoch that has just ended
         self.oids.forget()
         with self._lock:
             self._begin(epoch, 0)

@@ -35,7 +35,7 @@ def undo_log(database: Database, first: int, last: int, accept: Callable[[dict],
 def _undoable(database: Database, page: int) -> Iterator[dict]:
     before = MAX_TID
     while True:
-        rows = database.pool.attempt(lambda session: database.adapter.undo_log(session, before, page))  # noqa: B023
+        rows = database.pool.attempt(lambda session: database.adapter.undo_log(session, before, page))
         for tid, user, description, extension in rows:
             yield _extension(extension) | {
                 'id': p64(tid), 'time': TimeStamp(p64(tid)).timeTime(),

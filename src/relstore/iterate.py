@@ -38,7 +38,7 @@ class TransactionIterator:
     def _pages(self, start: int, stop: int) -> Iterator['Transaction']:
         adapter, pool = self._database.adapter, self._database.pool
         while True:
-            rows = pool.attempt(lambda s: adapter.transactions(s, start, stop, TRANSACTIONS))   # noqa: B023
+            rows = pool.attempt(lambda s: adapter.transactions(s, start, stop, TRANSACTIONS))
             for tid, packed, user, description, extension in rows:
                 yield Transaction(self._database, tid, 'p' if packed else ' ', bytes(user or b''),
                                   bytes(description or b''), bytes(extension or b''))
@@ -58,7 +58,7 @@ class Transaction(TransactionRecord):
         adapter, pool, tid = self._database.adapter, self._database.pool, u64(self.tid)
         after = -1
         while True:
-            rows = pool.attempt(lambda s: adapter.records(s, tid, after, RECORDS))              # noqa: B023
+            rows = pool.attempt(lambda s: adapter.records(s, tid, after, RECORDS))
             for oid, state, data_tid in rows:
                 yield DataRecord(p64(oid), self.tid, state, p64(data_tid) if data_tid else None)
             if len(rows) < RECORDS:

@@ -23,6 +23,8 @@ class OidAllocator:
         self._wanted = 1
         self._refilled = 0.0
         self._own: set[int] = set()
+        # The database counts on from here or above.
+        self.highest = 0
 
     def new(self) -> int:
         with self._lock:
@@ -39,6 +41,7 @@ class OidAllocator:
         with self._lock:
             self._free.clear()
             self._own.clear()
+            self.highest = 0
 
     def _refill(self) -> None:
         now = time.monotonic()
@@ -47,6 +50,7 @@ class OidAllocator:
         if len(self._own) > REMEMBERED:
             self._own.clear()       # only costs a lock more for objects created with these oids
         self._own.update(blocks)
+        self.highest = max(self.highest, BLOCK * max(blocks))
         for block in sorted(blocks):
             self._free.extend(range(BLOCK * (block - 1) + 1, BLOCK * block + 1))
         self._refilled = now

@@ -21,7 +21,7 @@ import struct
 
 from zodbpickle.pickle import Unpickler
 
-_PROTO, _STOP = b"\x80."
+_PROTO, _STOP = b'\x80.'
 
 
 class _Record(io.BytesIO):
@@ -39,15 +39,15 @@ def references(state: bytes | None) -> bytes | None:
     (state None) has none. No class is loaded, and no damage to the record raises an exception.
     """
     if not state:
-        return b""
+        return b''
     # The two opcodes are needed to push a reference. Whether it is a pickle is asked as well: a compressed
     # or encrypted record may lack the two bytes and still name others.
-    if state[0] == _PROTO and state[-1] == _STOP and b"Q" not in state and b"P" not in state:
-        return b""
+    if state[0] == _PROTO and state[-1] == _STOP and b'Q' not in state and b'P' not in state:
+        return b''
     persistent_ids = []
     try:
         # encoding: a byte string of Python 2 is not text, least of all an oid.
-        unpickler = Unpickler(_Record(state), encoding="bytes")
+        unpickler = Unpickler(_Record(state), encoding='bytes')
         unpickler.persistent_load = persistent_ids.append
         unpickler.noload()
         unpickler.noload()
@@ -58,7 +58,7 @@ def references(state: bytes | None) -> bytes | None:
 
 def unpack(refs: bytes) -> tuple[int, ...]:
     """Return the oids in what references() packed, as integers. struct.error unless 8 bytes each."""
-    return struct.unpack(f">{len(refs) // 8}Q", refs)
+    return struct.unpack(f'>{len(refs) // 8}Q', refs)
 
 
 def _pack(persistent_ids: list) -> bytes:
@@ -69,8 +69,8 @@ def _pack(persistent_ids: list) -> bytes:
             continue
         oid = pid[0] if isinstance(pid, tuple) else pid
         if isinstance(oid, str):
-            oid = oid.encode("latin-1")
+            oid = oid.encode('latin-1')
         if not isinstance(oid, bytes) or len(oid) != 8:
             raise ValueError(f"not an object's id: {pid!r}")
         oids[oid] = None
-    return b"".join(oids)
+    return b''.join(oids)

@@ -29,6 +29,8 @@ class Session:
         self.broken = False
         # The epoch the database had when this session began; see Database.
         self.epoch: str | None = None
+        # Of the pool it belongs to; see SessionPool.retire.
+        self.era = 0
         with self._translated():
             self._connection = driver.connect(module, *arguments)
 
@@ -116,6 +118,7 @@ class SessionPool:
         self._returned = threading.Condition()
         self._idle: list[Session] = []
         self._lent = 0
+        self._era = 0
         self._closed = False
         # A child process must not talk over its parent's connections.
         pool = weakref.ref(self)
@@ -137,16 +140,19 @@ class SessionPool:
                 raise Unavailable('The storage is closed.')
             self._lent += 1
             session = self._idle.pop() if self._idle and not fresh else None
+            era = self._era
         if session is not None:
             return session
         try:
-            return self._connect()
+            session = self._connect()
+            session.era = era
+            return session
         except BaseException:
             self._one_less()
             raise
 
     def give_back(self, session: Session) -> None:
-        """Take a session back: rolled back if a transaction is open in it, dropped if it is broken."""
+        """Take a session back: rolled back if a transaction is open in it, dropped if it is broken or retired."""
         try:
             if not session.broken:
                 session.rollback()
@@ -154,7 +160,7 @@ class SessionPool:
             session.broken = True
         finally:
             with self._returned:
-                keep = not session.broken and not self._closed
+                keep = not session.broken and not self._closed and session.era == self._era
                 if keep:
                     self._idle.append(session)
             if not keep:
@@ -178,12 +184,14 @@ class SessionPool:
             try:
                 return work(session)
             except Disconnected:
-                self.drop_idle()    # what killed one connection has likely killed them all
+                self.retire()       # what killed one connection has likely killed them all
         with self.session(fresh=True) as session:
             return work(session)
 
-    def drop_idle(self) -> None:
+    def retire(self) -> None:
+        """Drop every session that there is now: the idle ones at once, the others when they come back."""
         with self._returned:
+            self._era += 1
             idle, self._idle = self._idle, []
         for session in idle:
             _close(session)
@@ -191,7 +199,7 @@ class SessionPool:
     def close(self) -> None:
         """Close the idle sessions now, and each of the others when it comes back."""
         self._closed = True
-        self.drop_idle()
+        self.retire()
 
     def _one_less(self) -> None:
         with self._returned:

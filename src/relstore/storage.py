@@ -111,10 +111,7 @@ class RelStore(UndoLogCompatible):
                 at = max(at, self._cache.head)      # others may have polled later, and their answer is ours too
         else:
             at, generation = self._poll_snapshot()
-        if self._last is None:
-            changed = []
-        else:
-            changed = self._cache.invalidations(self._last, self._own, self._generation)
+        changed = [] if self._last is None else self._cache.invalidations(self._last, self._own, self._generation)
         self._at = self._last = at
         self._generation, self._own = generation, None
         return None if changed is None else [p64(oid) for oid in changed]
@@ -130,7 +127,7 @@ class RelStore(UndoLogCompatible):
             self._end_snapshot()
             if not dead:
                 raise
-            self._pool.drop_idle()
+            self._pool.retire()
             try:
                 return poll()
             except BaseException:
@@ -237,8 +234,10 @@ class RelStore(UndoLogCompatible):
         if self._txn is not None and self._txn.metadata is transaction:
             raise StorageTransactionError('Duplicate tpc_begin calls for same transaction')
         self._commit_lock.acquire()
+        self._end_snapshot()        # an instance holds one session at most: oids and the vote will need one
         try:
-            self._txn = Transaction(self._database, transaction, self._database.epoch_of(self._generation), None if tid is None else u64(tid))
+            self._txn = Transaction(self._database, transaction, self._database.epoch_of(self._generation),
+                                    None if tid is None else u64(tid))
         except BaseException:
             self._commit_lock.release()
             raise
@@ -258,7 +257,6 @@ class RelStore(UndoLogCompatible):
 
     def tpc_vote(self, transaction) -> list[bytes]:
         txn = self._current(transaction)
-        self._end_snapshot()
         return [p64(oid) for oid in txn.vote()]
 
     def tpc_finish(self, transaction, func: Callable[[bytes], None] = lambda tid: None) -> bytes:

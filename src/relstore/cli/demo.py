@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from relstore.cli.report import Report
 
 ROOT = z64
-KEY = "relstore_demo"
+KEY = 'relstore_demo'
 
 ZOPE_CONF = """\
 %import relstore
@@ -61,7 +61,7 @@ class Source(FileStorage):
         super().__init__(path, read_only=True)
         if _load(self, ROOT) is None:
             self.close()
-            raise ConfigurationError(f"{path} holds no root object: nothing was ever stored in it.")
+            raise ConfigurationError(f'{path} holds no root object: nothing was ever stored in it.')
 
     def iterator(self, start: bytes | None = None, stop: bytes | None = None):
         last = self.lastTransaction()
@@ -80,8 +80,8 @@ class Content:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--data", metavar="Data.fs", help="what to copy (default: a sample site)")
-    parser.add_argument("--into", metavar="DIR", help="a new or empty directory (default: a temporary one)")
+    parser.add_argument('--data', metavar='Data.fs', help='what to copy (default: a sample site)')
+    parser.add_argument('--into', metavar='DIR', help='a new or empty directory (default: a temporary one)')
 
 
 def run(args: Namespace) -> int:
@@ -96,7 +96,7 @@ def run(args: Namespace) -> int:
     try:
         _demo(report, args.data, args.into)
     except Difference as difference:
-        print(f"relstore: the copy differs: {difference}", file=sys.stderr)
+        print(f'relstore: the copy differs: {difference}', file=sys.stderr)
         return 1
     return 0
 
@@ -104,55 +104,55 @@ def run(args: Namespace) -> int:
 def _demo(report: Report, data: str | None, into: str | None) -> None:
     with ExitStack() as stack:
         if data is None:
-            data = os.path.join(stack.enter_context(tempfile.TemporaryDirectory()), "Data.fs")
-            with report.step("Write a sample site") as step:
+            data = os.path.join(stack.enter_context(tempfile.TemporaryDirectory()), 'Data.fs')
+            with report.step('Write a sample site') as step:
                 write_sample(data)
-                step.result = f"{os.path.getsize(data) / 1e6:.1f} MB"
+                step.result = f'{os.path.getsize(data) / 1e6:.1f} MB'
         with _readable(data):
             source = stack.enter_context(closing(Source(data)))
         directory = empty_directory(into)
-        report.say(f"From {os.path.abspath(data)} into {directory}")
-        with report.step("Read the FileStorage") as step, _readable(data):
-            content = survey(source, os.path.join(os.path.dirname(data), "blobstorage"), step.advance)
-            step.result = f"{content.transactions:,} transactions, {len(content.oids):,} objects"
+        report.say(f'From {os.path.abspath(data)} into {directory}')
+        with report.step('Read the FileStorage') as step, _readable(data):
+            content = survey(source, os.path.join(os.path.dirname(data), 'blobstorage'), step.advance)
+            step.result = f'{content.transactions:,} transactions, {len(content.oids):,} objects'
         with closing(_open(directory)) as storage:
-            with report.step("Copy to SQLite", content.records) as step:
+            with report.step('Copy to SQLite', content.records) as step:
                 storage.copyTransactionsFrom(
                     source, progress=lambda tid, records, size: step.advance(records)
                 )
             rate = content.records / max(step.seconds, 0.001)
-            step.result = f"{content.records:,} records ({content.size / 1e6:.1f} MB, {rate:,.0f}/s)"
+            step.result = f'{content.records:,} records ({content.size / 1e6:.1f} MB, {rate:,.0f}/s)'
         with closing(_open(directory)) as storage:
-            with report.step("Compare every transaction", content.records) as step:
+            with report.step('Compare every transaction', content.records) as step:
                 compare_history(source, storage, step.advance)
-                step.result = f"{content.transactions:,} transactions equal, byte for byte"
-            with report.step("Compare every object", len(content.oids)) as step:
+                step.result = f'{content.transactions:,} transactions equal, byte for byte'
+            with report.step('Compare every object', len(content.oids)) as step:
                 compare_objects(source, storage, content.oids, step.advance)
-                step.result = f"{len(content.oids):,} objects load equal"
+                step.result = f'{len(content.oids):,} objects load equal'
 
-        with report.step("Commit a change") as step:
+        with report.step('Commit a change') as step:
             before, history = commit_change(directory)
-            step.result = f"added {KEY} to the root"
-        with report.step("Undo it, reopen") as step:
+            step.result = f'added {KEY} to the root'
+        with report.step('Undo it, reopen') as step:
             undo_change(directory, before)
-            step.result = "the root is as before"
+            step.result = 'the root is as before'
 
     report.say()
     report.summary()
     report.say()
     report.table(
-        "History of the root object, after the change",
-        ["When (UTC)", "User", "Description", "Bytes "],
+        'History of the root object, after the change',
+        ['When (UTC)', 'User', 'Description', 'Bytes '],
         history,
     )
     if content.blobs:
         report.say(
-            f"{content.blobs} records have a blob file. The files were not copied: no support for blobs yet."
+            f'{content.blobs} records have a blob file. The files were not copied: no support for blobs yet.'
         )
         report.say()
-    size = sum(path.stat().st_size for path in Path(directory).rglob("*") if path.is_file())
-    report.say(f"The database ({size / 1e6:.1f} MB) is in {directory}")
-    report.say("A Zope uses it with these lines in its zope.conf:")
+    size = sum(path.stat().st_size for path in Path(directory).rglob('*') if path.is_file())
+    report.say(f'The database ({size / 1e6:.1f} MB) is in {directory}')
+    report.say('A Zope uses it with these lines in its zope.conf:')
     report.say()
     report.say(ZOPE_CONF.format(directory=directory))
 
@@ -164,20 +164,20 @@ def _readable(path: str) -> Iterator[None]:
         yield
     except (FileStorageError, CorruptedError, ValueError, struct.error) as error:
         raise ConfigurationError(
-            f"{path} cannot be read as a FileStorage ({type(error).__name__}: {error})."
+            f'{path} cannot be read as a FileStorage ({type(error).__name__}: {error}).'
         ) from error
 
 
 def empty_directory(path: str | None) -> str:
     """Return a directory with nothing in it, made if need be: nothing is ever overwritten."""
     if path is None:
-        return tempfile.mkdtemp(prefix="relstore-demo-")
+        return tempfile.mkdtemp(prefix='relstore-demo-')
     directory = os.path.abspath(path)
     os.makedirs(directory, exist_ok=True)
     if os.listdir(directory):
-        raise ConfigurationError(f"{directory} is not empty; name a new or empty directory.")
+        raise ConfigurationError(f'{directory} is not empty; name a new or empty directory.')
     if not os.access(directory, os.W_OK | os.X_OK):
-        raise ConfigurationError(f"{directory} is not writable.")
+        raise ConfigurationError(f'{directory} is not writable.')
     return directory
 
 
@@ -189,7 +189,7 @@ def survey(source: Source, blob_directory: str, advance: Callable[[], None]) -> 
         content.transactions += 1
         for record in txn:
             content.records += 1
-            content.size += len(record.data or b"")
+            content.size += len(record.data or b'')
             content.oids.add(record.oid)
             if blob_files is not None and is_blob_record(record.data):
                 content.blobs += os.path.exists(blob_files.getBlobFilename(record.oid, record.tid))
@@ -202,7 +202,7 @@ def compare_history(source: FileStorage, storage: RelStore, advance: Callable[[i
     with closing(source.iterator()) as originals, closing(storage.iterator()) as copies:
         for theirs, ours in zip_longest(originals, copies):
             if theirs is None or ours is None:
-                raise Difference(f"transaction {tid_repr((theirs or ours).tid)} {_lost(ours is None)}.")
+                raise Difference(f'transaction {tid_repr((theirs or ours).tid)} {_lost(ours is None)}.')
             advance(_compare_transaction(theirs, ours))
 
 
@@ -211,20 +211,20 @@ def _compare_transaction(theirs: TransactionRecord, ours: TransactionRecord) -> 
 
     Where a FileStorage has two records of one object in one transaction, the last counts.
     """
-    where = f"transaction {tid_repr(theirs.tid)}"
-    for name in "tid", "user", "description", "extension_bytes":
-        _same(getattr(theirs, name), getattr(ours, name), f"{where}, its {name}")
+    where = f'transaction {tid_repr(theirs.tid)}'
+    for name in 'tid', 'user', 'description', 'extension_bytes':
+        _same(getattr(theirs, name), getattr(ours, name), f'{where}, its {name}')
     originals = {record.oid: record.data for record in theirs}
     copies = {record.oid: record.data for record in ours}
     for oid in sorted(originals.keys() | copies.keys()):
         if oid not in originals or oid not in copies:
-            raise Difference(f"{where}: object {oid_repr(oid)} {_lost(oid in originals)}.")
-        _same(originals[oid], copies[oid], f"{where}, object {oid_repr(oid)}")
+            raise Difference(f'{where}: object {oid_repr(oid)} {_lost(oid in originals)}.')
+        _same(originals[oid], copies[oid], f'{where}, object {oid_repr(oid)}')
     return len(originals)
 
 
 def _lost(by_us: bool) -> str:
-    return "was not copied" if by_us else "was never in the source"
+    return 'was not copied' if by_us else 'was never in the source'
 
 
 def compare_objects(
@@ -233,7 +233,7 @@ def compare_objects(
     """Compare what load() returns for every object. Difference at the first that is not equal."""
     for oid in sorted(oids):
         theirs, ours = _load(source, oid), _load(storage, oid)
-        _same(theirs, ours, f"object {oid_repr(oid)}")
+        _same(theirs, ours, f'object {oid_repr(oid)}')
         advance()
 
 
@@ -242,15 +242,15 @@ def commit_change(directory: str) -> tuple[bytes, list[tuple[str, ...]]]:
     storage = _open(directory)
     before, _ = storage.load(ROOT)
     with closing(DB(storage)) as db:
-        with db.transaction(f"Add {KEY} to the root") as connection:
-            connection.transaction_manager.get().setUser("demo", "")
-            connection.root()[KEY] = "This key was added by relstore demo."
+        with db.transaction(f'Add {KEY} to the root') as connection:
+            connection.transaction_manager.get().setUser('demo', '')
+            connection.root()[KEY] = 'This key was added by relstore demo.'
         history = [
             (
                 f"{TimeStamp(entry['tid'])}"[:19],
-                _text(entry["user_name"]).strip(),
-                _text(entry["description"]),
-                str(entry["size"]),
+                _text(entry['user_name']).strip(),
+                _text(entry['description']),
+                str(entry['size']),
             )
             for entry in db.history(ROOT, size=5)
         ]
@@ -259,14 +259,14 @@ def commit_change(directory: str) -> tuple[bytes, list[tuple[str, ...]]]:
 
 def undo_change(directory: str, before: bytes) -> None:
     """Undo the last transaction, reopen the database, and compare the root's state with what it was."""
-    with closing(DB(_open(directory))) as db, db.transaction(f"Undo: add {KEY} to the root") as connection:
+    with closing(DB(_open(directory))) as db, db.transaction(f'Undo: add {KEY} to the root') as connection:
         txn = connection.transaction_manager.get()
-        txn.setUser("demo", "")
+        txn.setUser('demo', '')
         [last] = db.undoInfo(0, 1)
-        db.undo(last["id"], txn)
+        db.undo(last['id'], txn)
     with closing(_open(directory)) as storage:
         after, _ = storage.load(ROOT)
-        _same(before, after, "the root after the undo")
+        _same(before, after, 'the root after the undo')
 
 
 def _open(directory: str) -> RelStore:
@@ -283,20 +283,20 @@ def _load(storage, oid: bytes) -> tuple[bytes, bytes] | None:
 
 def _same(theirs, ours, what: str) -> None:
     if theirs != ours:
-        raise Difference(f"{what}: {_short(ours)} instead of {_short(theirs)}{_first(theirs, ours)}.")
+        raise Difference(f'{what}: {_short(ours)} instead of {_short(theirs)}{_first(theirs, ours)}.')
 
 
 def _short(value) -> str:
     text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
+    return text if len(text) <= 60 else f'{text[:60]}...'
 
 
 def _first(theirs, ours) -> str:
     """Say where two strings of bytes part; nothing about anything else."""
     if isinstance(theirs, bytes) and isinstance(ours, bytes):
-        return f" (from byte {len(os.path.commonprefix([theirs, ours]))} on)"
-    return ""
+        return f' (from byte {len(os.path.commonprefix([theirs, ours]))} on)'
+    return ''
 
 
 def _text(value: bytes | str) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    return value.decode('utf-8', 'replace') if isinstance(value, bytes) else value

@@ -9,7 +9,7 @@ from relstore.cli import demo
 from relstore.errors import ConfigurationError, DatabaseError
 
 # A verb is a module with add_arguments(parser) and run(args) -> exit status; its docstring is the help.
-VERBS = {"demo": demo}
+VERBS = {'demo': demo}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -21,31 +21,31 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return VERBS[args.verb].run(args)
     except KeyboardInterrupt:
-        print("relstore: interrupted", file=sys.stderr)
+        print('relstore: interrupted', file=sys.stderr)
         return 130
     except (ConfigurationError, DatabaseError, OSError) as error:
         if args.traceback:
             raise
-        print(f"relstore: {_sentence(error)}", file=sys.stderr)
+        print(f'relstore: {_sentence(error)}', file=sys.stderr)
         return 2
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="relstore", description="A ZODB storage in a relational database.")
-    verbs = parser.add_subparsers(dest="verb", metavar="verb", required=True)
+    parser = argparse.ArgumentParser(prog='relstore', description='A ZODB storage in a relational database.')
+    verbs = parser.add_subparsers(dest='verb', metavar='verb', required=True)
     for name, module in VERBS.items():
-        summary = module.__doc__.splitlines()[0].partition(": ")[2]
+        summary = module.__doc__.splitlines()[0].partition(': ')[2]
         verb = verbs.add_parser(name, help=summary, description=summary)
         module.add_arguments(verb)
-        verb.add_argument("--traceback", action="store_true", help="show where an error came from")
+        verb.add_argument('--traceback', action='store_true', help='show where an error came from')
     return parser
 
 
 def _sentence(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
+        return f'{error.filename}: {error.strerror}'
     return str(error)
 
 
-if __name__ == "__main__":
+if __name__ == '__main__':
     sys.exit(main())

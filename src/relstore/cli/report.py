@@ -20,7 +20,7 @@ class Step:
 
     def __init__(self, title: str, progress: Progress, total: int | None) -> None:
         self.title = title
-        self.result = "done"
+        self.result = 'done'
         self.seconds = 0.0
         self._progress = progress
         self._task = progress.add_task(title, total=total)
@@ -33,8 +33,8 @@ class Step:
         if self._progress.disable and now - self._logged >= LOG_INTERVAL:
             self._logged = now
             [task] = self._progress.tasks
-            total = "" if task.total is None else f" of {task.total:,.0f}"
-            self._progress.console.print(f"{self.title}: {task.completed:,.0f}{total}", highlight=False)
+            total = '' if task.total is None else f' of {task.total:,.0f}'
+            self._progress.console.print(f'{self.title}: {task.completed:,.0f}{total}', highlight=False)
 
     def stop(self) -> None:
         self.seconds = time.monotonic() - self._started
@@ -56,30 +56,30 @@ class Report:
     def step(self, title: str, total: int | None = None) -> Iterator[Step]:
         """Time one step; total is what its advance() will have counted at the end, None if unknown."""
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn('{task.description}'),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(elapsed_when_finished=True),
         )
         in_log = not self.console.is_terminal
         if in_log:
-            self.say(f"{title} ...")
+            self.say(f'{title} ...')
         with Progress(*columns, console=self.console, transient=True, disable=in_log) as progress:
             step = Step(title, progress, total)
             yield step
             step.stop()
         self.steps.append(step)
 
-    def say(self, text: str = "") -> None:
+    def say(self, text: str = '') -> None:
         """Print lines as they are: no markup, no wrapping."""
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def table(self, title: str, columns: list[str], rows: list[tuple[str, ...]]) -> None:
         """Print a table; a column whose name ends in a space is aligned to the right."""
         look = box.SIMPLE_HEAD if self.console.is_terminal else box.ASCII_DOUBLE_HEAD
-        table = Table(title=title, title_justify="left", box=look)
+        table = Table(title=title, title_justify='left', box=look)
         for column in columns:
-            table.add_column(column.strip(), justify="right" if column.endswith(" ") else "left")
+            table.add_column(column.strip(), justify='right' if column.endswith(' ') else 'left')
         for row in rows:
             table.add_row(*row)
         self.console.print(table, markup=False, highlight=False)
@@ -87,7 +87,7 @@ class Report:
     def summary(self) -> None:
         """Print the table of the steps so far."""
         self.table(
-            "What was done",
-            ["Step", "Result", "Seconds "],
-            [(step.title, step.result, f"{step.seconds:.1f}") for step in self.steps],
+            'What was done',
+            ['Step', 'Result', 'Seconds '],
+            [(step.title, step.result, f'{step.seconds:.1f}') for step in self.steps],
         )

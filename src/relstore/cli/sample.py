@@ -16,8 +16,8 @@ from transaction import TransactionManager
 from ZODB.DB import DB
 from ZODB.FileStorage import FileStorage
 
-EDITORS = ["anna", "boris", "chloé", "dmitri", "emre"]
-SENTENCE = "the storage keeps every revision of an object until a pack removes what nobody can reach"
+EDITORS = ['anna', 'boris', 'chloé', 'dmitri', 'emre']
+SENTENCE = 'the storage keeps every revision of an object until a pack removes what nobody can reach'
 
 
 def write_sample(path: str, transactions: int = 400) -> None:
@@ -54,9 +54,9 @@ class Sample:
         """Commit a change in the name of some editor, described by the first line of its docstring."""
         txn = self.transactions.get()
         editor = self.chance.choice(EDITORS)
-        txn.setUser(editor, "/site/users")
+        txn.setUser(editor, '/site/users')
         txn.note(change.__doc__)
-        txn.setExtendedInfo("request_path", f"/site/{change.__name__}")
+        txn.setExtendedInfo('request_path', f'/site/{change.__name__}')
         change()
         self.transactions.commit()
 
@@ -66,27 +66,27 @@ class Sample:
 
     def create(self) -> None:
         """Create the site"""
-        self.root["site"] = PersistentMapping(
-            title="A site", documents=OOBTree(), words=OOBTree(), size=Length()
+        self.root['site'] = PersistentMapping(
+            title='A site', documents=OOBTree(), words=OOBTree(), size=Length()
         )
 
     def add(self) -> None:
         """Add documents"""
-        site = self.root["site"]
+        site = self.root['site']
         for _ in range(10):
-            name = f"document-{self.chance.getrandbits(48):012x}"
-            site["documents"][name] = PersistentMapping(
+            name = f'document-{self.chance.getrandbits(48):012x}'
+            site['documents'][name] = PersistentMapping(
                 title=self.text(4), text=self.text(100), editions=PersistentList()
             )
-            site["size"].change(1)
+            site['size'].change(1)
             self.index(name)
 
     def edit(self) -> None:
         """Edit a document"""
         name = self.some_name()
         if name is not None:
-            document = self.root["site"]["documents"][name]
-            document["editions"].append(document["title"])
+            document = self.root['site']['documents'][name]
+            document['editions'].append(document['title'])
             document.update(title=self.text(4), text=self.text(100))
             self.index(name)
 
@@ -94,30 +94,30 @@ class Sample:
         """Delete a document"""
         name = self.some_name()
         if name is not None:
-            site = self.root["site"]
-            del site["documents"][name]
-            site["size"].change(-1)
-            for names in site["words"].values():
+            site = self.root['site']
+            del site['documents'][name]
+            site['size'].change(-1)
+            for names in site['words'].values():
                 names.discard(name)
 
     def retitle(self) -> None:
         """Retitle the site"""
-        self.root["site"]["title"] = "A site with a mistake in its title"
+        self.root['site']['title'] = 'A site with a mistake in its title'
 
     def undo(self) -> None:
         """Undo the change before"""
-        self.db.undo(self.db.undoInfo()[0]["id"], self.transactions.get())
+        self.db.undo(self.db.undoInfo()[0]['id'], self.transactions.get())
 
     def index(self, name: str) -> None:
-        site = self.root["site"]
-        for word in site["documents"][name]["title"].split():
-            if word not in site["words"]:
-                site["words"][word] = OOTreeSet()
-            site["words"][word].add(name)
+        site = self.root['site']
+        for word in site['documents'][name]['title'].split():
+            if word not in site['words']:
+                site['words'][word] = OOTreeSet()
+            site['words'][word].add(name)
 
     def some_name(self) -> str | None:
         """Return the name of some document, or None if there is no document yet."""
-        return self.chance.choice([*self.root["site"]["documents"], None])
+        return self.chance.choice([*self.root['site']['documents'], None])
 
     def text(self, words: int) -> str:
-        return " ".join(self.chance.choices(SENTENCE.split(), k=words))
+        return ' '.join(self.chance.choices(SENTENCE.split(), k=words))

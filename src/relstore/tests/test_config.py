@@ -249,7 +249,7 @@ class OpenTests(unittest.TestCase):
 
     def test_site_that_changes_only_its_import(self):
         """The text is a RelStorage site's, but for the name behind %import."""
-        text = f'''
+        text = f"""
             %import relstore
             <zodb main>
               cache-size 1000
@@ -268,7 +268,7 @@ class OpenTests(unittest.TestCase):
                 </sqlite3>
               </relstorage>
             </zodb>
-            '''
+            """
         for expected in (None, 1):      # the second time it is there already
             with self.assertLogs('relstore', logging.WARNING):
                 db = ZODB.config.databaseFromString(text)
