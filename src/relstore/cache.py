@@ -69,7 +69,7 @@ class Cache:
         self.log_limit = log_limit
         self.head = 0               # the newest polled tid
         self.floor = 0              # the log is complete in (floor, head]
-        self.generation = 0         # how often clear() was called
+        self.generation = 0         # how often restart() was called
         self._lock = Lock()         # for writers
         self._entries: dict[int, Revision] = {}
         self._changed: dict[int, int] = {}      # oid -> newest tid in (floor, head]; in the order of tids
@@ -256,18 +256,26 @@ class Cache:
                     oids.append(oid)
             return oids
 
-    def clear(self, head: int) -> None:
+    def clear(self) -> None:
+        """Forget every state. What is known of changes stays; ZODB's own tests call this on `storage._cache`."""
+        with self._lock:
+            self._forget()
+
+    def restart(self, head: int) -> None:
         """Forget everything: the epoch changed, and the database now stands at `head`, which may be lower."""
         with self._lock:
-            self._entries = {}
+            self._forget()
             self._changed = {}
-            self._clock.clear()
-            self._bytes = 0
             self.floor = head
             self.head = head
             # Last, so that who reads it before head never has the new generation with the old head.
             self.generation += 1
 
+    def _forget(self) -> None:
+        self._entries = {}
+        self._clock.clear()
+        self._bytes = 0
+
     def _outdated(self, generation: int | None) -> bool:
-        """Was this learnt before clear()?  Numbers alone cannot tell: a lost tid may be given again."""
+        """Was this learnt before restart()?  Numbers alone cannot tell: a lost tid may be given again."""
         return generation is not None and generation != self.generation

@@ -29,7 +29,7 @@ class Transaction:
         self.metadata = metadata
         self._epoch = epoch
         self._tid = tid
-        self._spool = Spool(database.untransform)
+        self._spool = Spool(database.untransform, digest=self._adapter.keep_history)
         self._reads: dict[int, int] = {}
         self._session: Session | None = None
         self._ticket: list = []
@@ -102,7 +102,7 @@ class Transaction:
             # A pooled connection that died unnoticed: nothing was done with it yet, so a new one may try.
             self._give_back()
             pool.retire()
-            self._session = pool.borrow(fresh=True)
+            self._session = pool.borrow()
             verdict = self._ask()
         self._refuse(verdict)
         resolved = [self._resolve_conflict(*conflict) for conflict in verdict.conflicts]
@@ -118,7 +118,7 @@ class Transaction:
         return self._adapter.vote(self._session, Ballot(
             epoch=self._epoch, timeout=self._database.options.commit_lock_timeout,
             bases=bases, locks=[oid for oid, base in bases if base or not issued(oid)],
-            reads=reads, restored_tid=self._tid))
+            restored=[row.oid for row in spool if row.restored], reads=reads, restored_tid=self._tid))
 
     def _reserve_oids(self) -> None:
         """Objects that come with their oids must not meet others later, that are given the same."""

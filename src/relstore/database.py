@@ -69,7 +69,7 @@ class Database:
         """Start a generation of views and cached states."""
         self.pool.retire()      # sessions know the epoch they began in
         self._epoch = epoch
-        self.cache.clear(last)
+        self.cache.restart(last)
 
     def zap_all(self) -> None:
         with self.pool.session() as session:

@@ -7,8 +7,10 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from relstore.adapters.drivers import Driver
@@ -25,32 +27,25 @@ class Session:
         module = driver.load()
         self._driver = driver
         self._errors = module.Error
-        self._connection = None
         self.broken = False
         # The epoch the database had when this session began; see Database.
         self.epoch: str | None = None
         # Of the pool it belongs to; see SessionPool.retire.
         self.era = 0
-        with self._translated():
-            self._connection = driver.connect(module, *arguments)
+        self._connection = self._do(driver.connect, module, *arguments)
+        self._cursor = partial(self._connection.cursor, **driver.cursor_options)
 
     def run(self, sql: str, parameters: Sequence = ()) -> int:
         """Run a statement that returns nothing; return how many rows it touched."""
-        with self._translated():
-            cursor = self._connection.cursor()
-            cursor.execute(sql, parameters)
-            return cursor.rowcount
+        return self._do(_run, self._cursor, sql, parameters)
 
     def all(self, sql: str, parameters: Sequence = ()) -> list[Row]:
         """Return all rows. Whoever calls this has bounded them in the SQL."""
-        with self._translated():
-            cursor = self._connection.cursor()
-            cursor.execute(sql, parameters)
-            return cursor.fetchall()
+        return self._do(_all, self._cursor, sql, parameters)
 
     def one(self, sql: str, parameters: Sequence = ()) -> Row | None:
         """Return the only row, or None if there is none."""
-        rows = self.all(sql, parameters)
+        rows = self._do(_all, self._cursor, sql, parameters)
         if not rows:
             return None
         [row] = rows
@@ -58,13 +53,11 @@ class Session:
 
     def many(self, sql: str, rows: Iterable[Sequence]) -> None:
         """Run one statement for each of `rows`."""
-        with self._translated():
-            self._connection.cursor().executemany(sql, rows)
+        self._do(_many, self._cursor, sql, rows)
 
     def script(self, sql: str, parameters: Sequence = ()) -> list[Row]:
         """Run several statements, sent as one message; return the rows of the last."""
-        with self._translated():
-            return self._driver.script(self._connection, sql, parameters)
+        return self._do(self._driver.script, self._connection, sql, parameters)
 
     @property
     def in_transaction(self) -> bool:
@@ -77,13 +70,15 @@ class Session:
 
     def close(self) -> None:
         self.broken = True
-        with self._translated():
-            self._connection.close()
+        self._do(_close, self._connection)
 
-    def _translated(self):
-        return _Translation(self)
+    def _do(self, act: Callable[..., Result], *arguments) -> Result:
+        try:
+            return act(*arguments)
+        except self._errors as error:
+            raise self._translate(error) from error
 
-    def translate(self, error: Exception) -> Exception:
+    def _translate(self, error: Exception) -> Exception:
         kind = self._driver.classify(error)
         if kind is Disconnected:
             self.broken = True
@@ -91,33 +86,40 @@ class Session:
         return kind(message) if kind is not Deadlock else Deadlock(message=message[:2000])
 
 
-class _Translation:
-    """`with` this around every call of a driver. A class: contextlib's generators cost three times as much."""
+def _run(new_cursor: Callable, sql: str, parameters: Sequence) -> int:
+    cursor = new_cursor()
+    cursor.execute(sql, parameters)
+    return cursor.rowcount
 
-    __slots__ = ('session',)
 
-    def __init__(self, session: Session):
-        self.session = session
+def _all(new_cursor: Callable, sql: str, parameters: Sequence) -> list[Row]:
+    cursor = new_cursor()
+    cursor.execute(sql, parameters)
+    return cursor.fetchall()
 
-    def __enter__(self):
-        return None
 
-    def __exit__(self, kind, error, traceback):
-        if error is not None and isinstance(error, self.session._errors):
-            raise self.session.translate(error) from error
+def _many(new_cursor: Callable, sql: str, rows: Iterable[Sequence]) -> None:
+    new_cursor().executemany(sql, rows)
+
+
+def _close(connection) -> None:
+    connection.close()
 
 
 class SessionPool:
     """Lends sessions to one caller at a time, at most `size`, newest first.
 
-    A caller waits up to `timeout` seconds for one, then gets Unavailable.
+    A caller waits up to `timeout` seconds for one, then gets Unavailable. Where an idle session is there, borrowing
+    and giving back take no lock: the ends of a deque are atomic. Whoever has to wait says so first (`_waiting`) and
+    looks again, whoever gives back looks for that afterwards: one of the two sees the other.
     """
 
     def __init__(self, connect: Callable[[], Session], size: int, timeout: float):
         self._connect, self._size, self._timeout = connect, size, timeout
-        self._returned = threading.Condition()
-        self._idle: list[Session] = []
-        self._lent = 0
+        self._idle: deque[Session] = deque()
+        self._changed = threading.Condition()   # guards what follows
+        self._waiting = 0
+        self._total = 0
         self._era = 0
         self._closed = False
         # A child process must not talk over its parent's connections.
@@ -126,50 +128,36 @@ class SessionPool:
 
     @property
     def lent(self) -> int:
-        return self._lent
+        return self._total - len(self._idle)
 
-    def borrow(self, fresh: bool = False) -> Session:
-        """Return a session, to be given back with `give_back`; prefer `session()`. fresh: a new connection."""
-        deadline = time.monotonic() + self._timeout
-        with self._returned:
-            while self._lent >= self._size:
-                if not self._returned.wait(deadline - time.monotonic()):
-                    raise Unavailable(f'All {self._size} database sessions of this process are in use and none came '
-                                      f'back within {self._timeout:g} s; raise pool-size, or look for what holds them.')
-            if self._closed:
-                raise Unavailable('The storage is closed.')
-            self._lent += 1
-            session = self._idle.pop() if self._idle and not fresh else None
-            era = self._era
-        if session is not None:
-            return session
+    def borrow(self) -> Session:
+        """Return a session, to be given back with `give_back`; prefer `session()`."""
         try:
-            session = self._connect()
-            session.era = era
-            return session
-        except BaseException:
-            self._one_less()
-            raise
+            return self._idle.pop()
+        except IndexError:
+            return self._wait() or self._new()
 
     def give_back(self, session: Session) -> None:
         """Take a session back: rolled back if a transaction is open in it, dropped if it is broken or retired."""
         try:
-            if not session.broken:
+            if not session.broken and session.in_transaction:
                 session.rollback()
         except Disconnected:
             session.broken = True
         finally:
-            with self._returned:
-                keep = not session.broken and not self._closed and session.era == self._era
-                if keep:
-                    self._idle.append(session)
-            if not keep:
-                _close(session)
-            self._one_less()
+            if session.broken or session.era != self._era:
+                self._drop(session)
+            else:
+                self._idle.append(session)
+                if session.era != self._era:
+                    self._drop_idle()           # retired in this very moment
+            if self._waiting:
+                with self._changed:
+                    self._changed.notify()
 
     @contextmanager
-    def session(self, fresh: bool = False):
-        session = self.borrow(fresh)
+    def session(self):
+        session = self.borrow()
         try:
             yield session
         finally:
@@ -180,40 +168,81 @@ class SessionPool:
 
         For work that is safe to repeat: reads outside a transaction.
         """
+        session = self.borrow()
+        try:
+            return work(session)
+        except Disconnected:
+            self.retire()           # what killed one connection has likely killed them all
+        finally:
+            self.give_back(session)
         with self.session() as session:
-            try:
-                return work(session)
-            except Disconnected:
-                self.retire()       # what killed one connection has likely killed them all
-        with self.session(fresh=True) as session:
             return work(session)
 
     def retire(self) -> None:
         """Drop every session that there is now: the idle ones at once, the others when they come back."""
-        with self._returned:
+        with self._changed:
             self._era += 1
-            idle, self._idle = self._idle, []
-        for session in idle:
-            _close(session)
+        self._drop_idle()
 
     def close(self) -> None:
         """Close the idle sessions now, and each of the others when it comes back."""
         self._closed = True
         self.retire()
 
+    def _wait(self) -> Session | None:
+        """Return an idle session, or None when there is room for a new one, which is then counted."""
+        deadline = time.monotonic() + self._timeout
+        with self._changed:
+            self._waiting += 1
+            try:
+                while not self._closed:
+                    with suppress(IndexError):
+                        return self._idle.pop()
+                    if self._total < self._size:
+                        self._total += 1
+                        return None
+                    if not self._changed.wait(deadline - time.monotonic()):
+                        raise Unavailable(
+                            f'All {self._size} database sessions of this process are in use and none came back within '
+                            f'{self._timeout:g} s; raise pool-size, or look for what holds them.')
+                raise Unavailable('The storage is closed.')
+            finally:
+                self._waiting -= 1
+
+    def _new(self) -> Session:
+        era = self._era
+        try:
+            session = self._connect()
+        except BaseException:
+            self._one_less()
+            raise
+        session.era = era
+        return session
+
+    def _drop_idle(self) -> None:
+        for _ in range(len(self._idle)):
+            with suppress(IndexError):
+                session = self._idle.popleft()
+                if session.era == self._era:
+                    self._idle.append(session)
+                else:
+                    self._drop(session)
+
+    def _drop(self, session: Session) -> None:
+        try:
+            session.close()
+        except Unavailable:
+            session.broken = True       # closing a dead connection: nothing more to do with it
+        self._one_less()
+
     def _one_less(self) -> None:
-        with self._returned:
-            self._lent -= 1
-            self._returned.notify()
+        with self._changed:
+            self._total -= 1
+            self._changed.notify()
 
     def _abandon(self) -> None:
-        # The connections are the parent's: forget them without a word to the server.
+        # The connections are the parent's: keep them, untouched, so that nothing says goodbye to the server.
         self._abandoned = self._idle
-        self._idle, self._lent, self._returned = [], 0, threading.Condition()
-
-
-def _close(session: Session) -> None:
-    try:
-        session.close()
-    except Unavailable:
-        session.broken = True       # closing a dead connection: nothing more to do with it
+        self._idle, self._changed = deque(), threading.Condition()
+        self._waiting = self._total = 0
+        self._era += 1

@@ -1,39 +1,43 @@
 """Spool: what a transaction is going to store, until the database has it."""
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import md5
+from typing import IO
 
 from relstore.references import references
 
-# States stay in memory up to this many bytes, then go to a temporary file.
+# States of one transaction stay in memory up to this many bytes; the rest goes to a temporary file.
 IN_MEMORY = 16 * 1024 * 1024
 
 
 @dataclass(slots=True)
 class Pending:
-    """One object to be stored. The state itself is in the spool, at `start`."""
+    """One object to be stored."""
     oid: int
     base: int               # the tid the change was based on; 0: the object is new
     restored: bool          # copied from elsewhere: written whatever is there
-    start: int
     size: int | None        # None: a deletion, or the undoing of a creation
     md5: str | None
     refs: bytes | None      # see references.py; None: unknown
     data_tid: int | None    # the earlier transaction whose state this one repeats, if it does
+    held: bytes | None      # the state, or None if it is in the file
+    start: int              # where in the file
 
 
 class Spool:
     """Pending states by oid: the newest for each, in bounded memory.
 
     untransform: from a stored record to the pickle in it, as ZODB's storage wrappers define it.
+    digest: whether md5s are wanted.
     """
 
-    def __init__(self, untransform=lambda state: state):
-        self._untransform = untransform
-        self._file = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)
-        self._end = 0
+    def __init__(self, untransform: Callable[[bytes], bytes], digest: bool):
+        self._untransform, self._digest = untransform, digest
         self._pending: dict[int, Pending] = {}
+        self._held = 0
+        self._file: IO[bytes] | None = None
+        self._end = 0
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -44,29 +48,28 @@ class Spool:
     def get(self, oid: int) -> Pending | None:
         return self._pending.get(oid)
 
-    @property
-    def size(self) -> int:
-        """Bytes written; at least as many as the pending states have."""
-        return self._end
-
     def put(self, oid: int, base: int, state: bytes | None, *, restored: bool = False,
-            data_tid: int | None = None) -> Pending:
+            data_tid: int | None = None) -> None:
         """Add a state. A second one for an oid replaces the first and keeps the base that was given first."""
         earlier = self._pending.get(oid)
-        pending = Pending(oid, base if earlier is None else earlier.base, restored, self._end, None, None, b'', data_tid)
-        if state is not None:
-            self._file.seek(self._end)
-            self._file.write(state)
-            self._end += len(state)
-            pending.size = len(state)
-            pending.md5 = md5(state, usedforsecurity=False).hexdigest()
-            pending.refs = references(self._untransform(state))
-        self._pending[oid] = pending
-        return pending
+        if earlier is not None:
+            base = earlier.base
+            self._held -= len(earlier.held or b'')
+        if state is None:
+            self._pending[oid] = Pending(oid, base, restored, None, None, b'', data_tid, None, 0)
+            return
+        size = len(state)
+        digest = md5(state, usedforsecurity=False).hexdigest() if self._digest else None
+        refs = references(self._untransform(state))
+        if self._held + size <= IN_MEMORY:
+            self._held += size
+            self._pending[oid] = Pending(oid, base, restored, size, digest, refs, data_tid, state, 0)
+        else:
+            self._pending[oid] = Pending(oid, base, restored, size, digest, refs, data_tid, None, self._write(state))
 
     def state(self, pending: Pending) -> bytes | None:
-        if pending.size is None:
-            return None
+        if pending.size is None or pending.held is not None:
+            return pending.held
         self._file.seek(pending.start)
         return self._file.read(pending.size)
 
@@ -85,4 +88,13 @@ class Spool:
             yield batch
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, state: bytes) -> int:
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(prefix='relstore-')     # noqa: SIM115 (closed by close())
+        start, self._end = self._end, self._end + len(state)
+        self._file.seek(start)
+        self._file.write(state)
+        return start

@@ -23,7 +23,8 @@ class Ballot:
     epoch: str
     timeout: float                          # seconds to wait for locks
     bases: Sequence[tuple[int, int]]        # (oid, tid it was based on), in oid order; tid 0: the object is new
-    locks: Sequence[int]                    # those of the oids that somebody else may be writing
+    locks: Sequence[int]                    # those of these oids that somebody else may be writing
+    restored: Sequence[int] = ()            # oids that are written whatever is there
     reads: Sequence[tuple[int, int]] = ()   # (oid, tid that must still be current at the commit)
     restored_tid: int | None = None         # given when a transaction is copied with its tid
 
@@ -148,20 +149,20 @@ class Adapter:
 
         In a history-free database the session then holds a snapshot of just that state.
         """
-        parameters = (since, limit + 1)
-        rows = self._poll_rows(session, parameters)
-        if rows[0][0] is None:
+        epoch, last, changes = self._poll(session, since, limit + 1)
+        if epoch is None:
             # Emptied by the crash recovery of the server, or never filled.
             session.rollback()
             self.renew_epoch(session)
-            rows = self._poll_rows(session, parameters)
-        epoch, last = rows[0][:2]
-        return epoch, last, [(oid, tid) for _, _, oid, tid in rows if oid is not None]
+            epoch, last, changes = self._poll(session, since, limit + 1)
+        return epoch, last, changes
 
-    def _poll_rows(self, session: Session, parameters: tuple) -> list[tuple]:
+    def _poll(self, session: Session, since: int, limit: int) -> tuple[str | None, int, list[tuple[int, int]]]:
         if not self.keep_history:
             session.run(self.sql.begin_read)
-        return session.all(self.sql.poll, parameters)
+        rows = session.all(self.sql.poll, (since, limit))
+        epoch, last = rows[0][:2]
+        return epoch, last, [(oid, tid) for _, _, oid, tid in rows if oid is not None]
 
     def last_tid(self, session: Session) -> int:
         [[tid]] = session.all(self.sql.last_tid)

@@ -135,12 +135,13 @@ class SQLite(Adapter):
         session.run(self.sql.begin_write)
         if self.epoch(session) != ballot.epoch:
             return Verdict(epoch_changed=True)
-        wanted = dict(ballot.bases) | dict(ballot.reads)
+        wanted = [oid for oid, _ in (*ballot.bases, *ballot.reads)] + list(ballot.restored)
         current = dict(session.all(self.sql.current_tids, (self.oid_list(wanted),)))
-        verdict = Verdict(ticket=[self.last_tid(session)])
+        last = self.last_tid(session)
+        verdict = Verdict(ticket=[last, current])
         verdict.outdated = [(oid, current.get(oid, 0)) for oid, tid in ballot.reads if current.get(oid, 0) != tid]
-        if ballot.restored_tid is not None and ballot.restored_tid <= self.last_tid(session):
-            verdict.last_tid = self.last_tid(session)
+        if ballot.restored_tid is not None and ballot.restored_tid <= last:
+            verdict.last_tid = last
         for oid, base in ballot.bases:
             tid = current.get(oid, 0)
             if tid != base:
@@ -149,7 +150,7 @@ class SQLite(Adapter):
         return verdict
 
     def finish(self, session: Session, ticket: list, tid: int | None, metadata: Metadata, batches: Iterable) -> int:
-        last = ticket[0]    # still the last: vote has taken the lock for writers
+        last, replaced = ticket     # still true: vote has taken the lock for writers
         if tid is None:
             tid = u64(newTid(p64(last) if last else None))
         ticket.append(tid)
@@ -158,7 +159,7 @@ class SQLite(Adapter):
         for batch in batches:
             if self.keep_history:
                 session.many(self.sql.insert_state, [
-                    (tid, row.oid, row.md5, row.size or 0, state, row.refs, row.data_tid, row.oid)
+                    (row.oid, tid, replaced.get(row.oid, 0), row.md5, row.size or 0, state, row.refs, row.data_tid)
                     for row, state in batch])
                 session.many(self.sql.point_current, [(row.oid, tid) for row, _ in batch])
             else:
@@ -169,9 +170,9 @@ class SQLite(Adapter):
 
     def outcome(self, session: Session, ticket: list, oids: Sequence[int]) -> int | None:
         """The process that commits is the database: what is not there now never will be."""
-        if len(ticket) == 1:
-            return None
-        tid = ticket[1]
+        *_, tid = ticket if len(ticket) == 3 else (None,)
+        if tid is None:
+            return None         # it did not come so far as to choose one
         return tid if self.transactions(session, tid, tid, 1) else None
 
     def new_oids(self, session: Session, count: int) -> list[int]:

@@ -106,7 +106,7 @@ class World:
         self.last = max(0, self.last - lost)
         for oid, revisions in self.revisions.items():
             self.revisions[oid] = [(tid, state) for tid, state in revisions if tid <= self.last]
-        self.cache.clear(self.last)
+        self.cache.restart(self.last)
 
     # How a poll goes
 
@@ -571,10 +571,20 @@ class TestRules(unittest.TestCase):
         self.assertIsNone(self.cache.get(1, 10))
         self.assertEqual(self.cache.invalidations(8, None), [1])
 
-    def test_clear(self):
+    def test_clear_forgets_states_and_keeps_the_log(self):
+        self.cache.advance(0, 5, [(1, 4)])
+        self.cache.put(1, 4, b'four', 5)
+        self.cache.clear()
+        self.assertIsNone(self.cache.get(1, 5))
+        self.assertEqual([self.cache.stats()[name] for name in ('objects', 'bytes', 'log')], [0, 0, 1])
+        self.assertEqual((self.cache.generation, self.cache.head), (0, 5))
+        self.cache.put(1, 4, b'four', 5)
+        self.assertEqual(self.cache.get(1, 5), (b'four', 4))
+
+    def test_restart(self):
         self.cache.jump(10)
         self.cache.put(1, 9, b'lost', 10)
-        self.cache.clear(6)
+        self.cache.restart(6)
         self.assertEqual((self.cache.floor, self.cache.head), (6, 6))
         self.assertIsNone(self.cache.get(1, 10))
         self.cache.put(1, 9, b'lost', 10, generation=0)

@@ -20,8 +20,8 @@ SELECT c.zoid, c.tid FROM {oids} o JOIN {object_state} c ON c.zoid = o.zoid
 INSERT INTO {transaction} (tid, username, description, extension) VALUES (?, ?, ?, ?)
 
 -- name: insert_state [hp]
-INSERT INTO {object_state} (tid, prev_tid, md5, state_size, state, refs, data_tid, zoid)
-VALUES (?, coalesce((SELECT tid FROM {current_object} WHERE zoid = ?), 0), ?, ?, ?, ?, ?, ?)
+INSERT INTO {object_state} (zoid, tid, prev_tid, md5, state_size, state, refs, data_tid)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: point_current [hp]
 INSERT INTO {current_object} (zoid, tid) VALUES (?, ?) ON CONFLICT (zoid) DO UPDATE SET tid = excluded.tid
