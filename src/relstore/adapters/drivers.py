@@ -5,8 +5,8 @@ SQLSTATE or error code, because drivers disagree about exception classes: pgboun
 server as 08P01, which psycopg calls a ProtocolViolation and psycopg2 an OperationalError.
 """
 import importlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +23,7 @@ class Driver:
     classify: Callable[[Exception], type[Exception]]
     in_transaction: Callable[[Any], bool]   # (connection): known without asking the server
     script: Callable[[Any, str, Sequence], list]    # (connection, several statements, parameters) -> the last one's rows
+    cursor_options: Mapping[str, Any] = field(default_factory=dict)
 
     def load(self) -> ModuleType:
         """Import the driver. ConfigurationError says what to install."""
@@ -118,7 +119,8 @@ DRIVERS = {driver.name: driver for driver in (
     Driver('psycopg', 'psycopg', 'relstore[psycopg]', '%s',
            connect=_connect_psycopg, classify=_classify_postgresql,
            in_transaction=lambda connection: connection.info.transaction_status != 0,
-           script=_script_psycopg),
+           script=_script_psycopg,
+           cursor_options={'binary': True}),        # states in text would be twice as long
 )}
 
 

@@ -118,11 +118,10 @@ class PostgreSQL(Adapter):
 
     # Read ---------------------------------------------------------------------------------------------------------
 
-    def _poll_rows(self, session: Session, parameters: tuple) -> list[tuple]:
+    def _poll(self, session: Session, since: int, limit: int) -> tuple[str | None, int, list[tuple[int, int]]]:
         """One message, also where a snapshot begins with it."""
-        if self.keep_history:
-            return session.all(self.sql.poll, parameters)
-        return session.script(f'{self.sql.begin_poll};\n{self.sql.poll}', parameters)
+        [[epoch, last, oids, tids]] = session.script(self.sql.poll, (since, limit))
+        return epoch, last, list(zip(oids, tids, strict=True)) if oids else []
 
     def oid_list(self, oids: Iterable[int]) -> str:
         return '{' + ','.join(map(str, oids)) + '}'

@@ -2,8 +2,16 @@
 
 -- Reading ------------------------------------------------------------------------------------------------------
 
--- name: begin_poll [hf]
-BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY
+-- Functions, because their plans are kept: a load takes a sixth less time, a poll a third.
+-- name: load_at
+SELECT state, tid FROM {relstore_load_1}(?, ?)
+
+-- name: poll [hp]
+SELECT epoch, last, oids, tids FROM {relstore_poll_1}(?, ?)
+
+-- name: poll [hf]
+BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY;
+SELECT epoch, last, oids, tids FROM {relstore_poll_1}(?, ?)
 
 -- Committing: one message for vote, one for finish. ---------------------------------------------------------------
 

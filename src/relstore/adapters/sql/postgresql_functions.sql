@@ -21,6 +21,36 @@ CREATE FUNCTION {relstore_tid_1}(p_time timestamp) RETURNS bigint LANGUAGE sql I
            + floor(extract(second FROM p_time)::double precision * 4294967296 / 60)::bigint
 $$
 
+-- name: relstore_load_1 [hp]
+CREATE FUNCTION {relstore_load_1}(p_oid bigint, p_at bigint)
+RETURNS TABLE (state bytea, tid bigint) LANGUAGE plpgsql STABLE ROWS 1 AS $$
+BEGIN
+    RETURN QUERY SELECT s.state, s.tid FROM {object_state} s WHERE s.zoid = p_oid AND s.tid <= p_at
+        ORDER BY s.tid DESC LIMIT 1;
+END $$
+
+-- name: relstore_load_1 [hf]
+CREATE FUNCTION {relstore_load_1}(p_oid bigint, p_at bigint)
+RETURNS TABLE (state bytea, tid bigint) LANGUAGE plpgsql STABLE ROWS 1 AS $$
+BEGIN
+    RETURN QUERY SELECT s.state, s.tid FROM {object_state} s WHERE s.zoid = p_oid AND s.tid <= p_at;
+END $$
+
+-- STABLE: all its statements see the snapshot of the one that calls it.
+-- name: relstore_poll_1
+CREATE FUNCTION {relstore_poll_1}(
+    p_since bigint, p_limit bigint, OUT epoch text, OUT last bigint, OUT oids bigint[], OUT tids bigint[])
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    epoch := ({epoch});
+    SELECT coalesce(max(t.tid), 0) INTO last FROM {last} t;
+    IF last > p_since THEN
+        SELECT array_agg(c.zoid), array_agg(c.tid) INTO oids, tids
+            -- The order makes the index on tid the plan, whatever the statistics say.
+            FROM (SELECT o.zoid, o.tid FROM {current} o WHERE o.tid > p_since ORDER BY o.tid LIMIT p_limit) c;
+    END IF;
+END $$
+
 -- Rows come as arrays; all states stand in one value, all references in another, each row naming its slice.
 -- name: relstore_rows_1
 CREATE FUNCTION {relstore_rows_1}(
