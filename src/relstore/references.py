@@ -17,11 +17,14 @@ An oid is 8 bytes; in records written by Python 2 it is a ``str`` of 8 character
 from __future__ import annotations
 
 import io
+import re
 import struct
 
 from zodbpickle.pickle import Unpickler
 
 _PROTO, _STOP = b'\x80.'
+# PERSID's id ends with its line, and an oid is 8 bytes long. Names of classes hold a P often, but seldom like this.
+_PERSID = re.compile(rb'P[^\n]{8}\n').search
 
 
 class _Record(io.BytesIO):
@@ -40,9 +43,10 @@ def references(state: bytes | None) -> bytes | None:
     """
     if not state:
         return b''
-    # The two opcodes are needed to push a reference. Whether it is a pickle is asked as well: a compressed
-    # or encrypted record may lack the two bytes and still name others.
-    if state[0] == _PROTO and state[-1] == _STOP and b'Q' not in state and b'P' not in state:
+    # One of the two opcodes is needed to push a reference. Whether it is a pickle is asked as well: a compressed
+    # or encrypted record may lack them and still name others.
+    if (state[0] == _PROTO and state[-1] == _STOP and b'Q' not in state
+            and (b'P' not in state or _PERSID(state) is None)):
         return b''
     persistent_ids = []
     try:

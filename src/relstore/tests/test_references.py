@@ -161,7 +161,6 @@ class FormatTests(unittest.TestCase):
         whole = record({'a': Reference(p64(1)), 'b': Reference((p64(2), Plain))})
         for state in (
             whole[:-1],  # cut
-            pickle.dumps(Plain, 3),  # the class alone
             b'.zcompressed',
             b'.ecncrypted',
             b'C\x08',
@@ -173,6 +172,13 @@ class FormatTests(unittest.TestCase):
         ):
             with self.subTest(state=state):
                 self.assertIsNone(references(state))
+
+    def test_a_record_without_the_opcodes_has_none(self):
+        """Damaged or not: what cannot hold a reference is not read, whatever P its names have."""
+        self.assertReferences(pickle.dumps(Plain, 3))  # the class alone
+        self.assertReferences(b'\x80\x03cPersistentPackage\nPerson\nq\x00.')
+        self.assertReferences(b'\x80\x03' + CLASS + b'.\x80\x03Pabcdefgh\n.', u64(b'abcdefgh'))
+        self.assertReferences(b'\x80\x03cPortfolio\nPosition1\n.' + EMPTY_STATE)
 
     @given(st.binary())
     def test_bytes_never_raise(self, state):
