@@ -32,6 +32,8 @@ class Session:
         self.epoch: str | None = None
         # Of the pool it belongs to; see SessionPool.retire.
         self.era = 0
+        # Were the adapter's statements prepared in it?
+        self.prepared = False
         self._connection = self._do(driver.connect, module, *arguments)
         self._cursor = partial(self._connection.cursor, **driver.cursor_options)
 
@@ -41,11 +43,11 @@ class Session:
 
     def all(self, sql: str, parameters: Sequence = ()) -> list[Row]:
         """Return all rows. Whoever calls this has bounded them in the SQL."""
-        return self._do(_all, self._cursor, sql, parameters)
+        return self._do(_all, self._cursor, self._driver.fetch, sql, parameters)
 
     def one(self, sql: str, parameters: Sequence = ()) -> Row | None:
         """Return the only row, or None if there is none."""
-        rows = self._do(_all, self._cursor, sql, parameters)
+        rows = self._do(_all, self._cursor, self._driver.fetch, sql, parameters)
         if not rows:
             return None
         [row] = rows
@@ -62,6 +64,11 @@ class Session:
     @property
     def in_transaction(self) -> bool:
         return self._driver.in_transaction(self._connection)
+
+    def can_prepare(self, backend_pid: int) -> bool:
+        """Whether prepared statements will stay: not where a pooler swaps the backend, whose pid the caller asked."""
+        driver = self._driver
+        return driver.executes_prepared and driver.backend_pid(self._connection) == backend_pid
 
     def rollback(self) -> None:
         """End the transaction, if one is open, without effect."""
@@ -92,10 +99,10 @@ def _run(new_cursor: Callable, sql: str, parameters: Sequence) -> int:
     return cursor.rowcount
 
 
-def _all(new_cursor: Callable, sql: str, parameters: Sequence) -> list[Row]:
+def _all(new_cursor: Callable, fetch: Callable, sql: str, parameters: Sequence) -> list[Row]:
     cursor = new_cursor()
     cursor.execute(sql, parameters)
-    return cursor.fetchall()
+    return fetch(cursor)
 
 
 def _many(new_cursor: Callable, sql: str, rows: Iterable[Sequence]) -> None:

@@ -24,6 +24,11 @@ class Driver:
     in_transaction: Callable[[Any], bool]   # (connection): known without asking the server
     script: Callable[[Any, str, Sequence], list]    # (connection, several statements, parameters) -> the last one's rows
     cursor_options: Mapping[str, Any] = field(default_factory=dict)
+    fetch: Callable[[Any], list] = lambda cursor: cursor.fetchall()     # (cursor) -> all rows
+    # The process id that the server gave at connect, which a pooler in between would have made up.
+    backend_pid: Callable[[Any], int] | None = None
+    # Does EXECUTE take parameters? Not if the server is to bind them.
+    executes_prepared: bool = False
 
     def load(self) -> ModuleType:
         """Import the driver. ConfigurationError says what to install."""
@@ -69,17 +74,11 @@ def _classify_sqlite(error: Exception) -> type[Exception]:
 def _connect_psycopg2(psycopg2: ModuleType, dsn: str):
     connection = psycopg2.connect(dsn, fallback_application_name='relstore')
     connection.autocommit = True
-    extensions = importlib.import_module('psycopg2.extensions')
-
-    def as_bytes(value, cursor):
-        return None if value is None else bytes(psycopg2.BINARY(value, cursor))
-
-    extensions.register_type(extensions.new_type((17,), 'BYTEA', as_bytes), connection)
     return connection
 
 
 def _connect_psycopg(psycopg: ModuleType, dsn: str):
-    # Statements stay unprepared: a prepared one would be state of the session, which pgbouncer may swap.
+    # Nothing is prepared behind our back: it would be state of the session, which pgbouncer may swap.
     return psycopg.connect(dsn, autocommit=True, prepare_threshold=None, fallback_application_name='relstore')
 
 
@@ -91,7 +90,13 @@ def _connect_sqlite(sqlite3: ModuleType, path: str, timeout: float):
 def _script_psycopg2(connection, sql: str, parameters: Sequence) -> list:
     cursor = connection.cursor()
     cursor.execute(sql, parameters)         # keeps the last result only
-    return cursor.fetchall() if cursor.description else []
+    return _fetch_psycopg2(cursor) if cursor.description else []
+
+
+def _fetch_psycopg2(cursor) -> list:
+    # It returns a memoryview for bytea. A type caster in Python would be given the text, and take thrice as long.
+    return [tuple([bytes(value) if type(value) is memoryview else value for value in row])
+            for row in cursor.fetchall()]
 
 
 def _script_psycopg(connection, sql: str, parameters: Sequence) -> list:
@@ -115,7 +120,8 @@ DRIVERS = {driver.name: driver for driver in (
     Driver('psycopg2', 'psycopg2', 'relstore[postgresql]', '%s',
            connect=_connect_psycopg2, classify=_classify_postgresql,
            in_transaction=lambda connection: connection.info.transaction_status != 0,
-           script=_script_psycopg2),
+           script=_script_psycopg2, fetch=_fetch_psycopg2,
+           backend_pid=lambda connection: connection.info.backend_pid, executes_prepared=True),
     Driver('psycopg', 'psycopg', 'relstore[psycopg]', '%s',
            connect=_connect_psycopg, classify=_classify_postgresql,
            in_transaction=lambda connection: connection.info.transaction_status != 0,

@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Iterable, Sequence
 
-from relstore.adapters.base import Adapter, Ballot, Metadata, Verdict
+from relstore.adapters.base import Adapter, Ballot, Metadata, Revision, Verdict
 from relstore.adapters.drivers import find_driver
 from relstore.adapters.statements import Statements, Tables, read
 from relstore.errors import ConfigurationError, DatabaseError, Disconnected
@@ -40,6 +40,10 @@ class PostgreSQL(Adapter):
         session = Session(self._driver, self._dsn)
         try:
             session.epoch = self.epoch(session)
+            [[backend]] = session.all(self.sql.backend)
+            if session.can_prepare(backend):
+                session.run(self.sql.prepare)
+                session.prepared = True
         except BaseException:
             session.close()
             raise
@@ -122,6 +126,10 @@ class PostgreSQL(Adapter):
         """One message, also where a snapshot begins with it."""
         [[epoch, last, oids, tids]] = session.script(self.sql.poll, (since, limit))
         return epoch, last, list(zip(oids, tids, strict=True)) if oids else []
+
+    def load_at(self, session: Session, oid: int, at: int) -> Revision | None:
+        """Prepared where that is safe: a quarter less time again than through the function."""
+        return session.one(self.sql.execute_load_at if session.prepared else self.sql.load_at, (oid, at))
 
     def oid_list(self, oids: Iterable[int]) -> str:
         return '{' + ','.join(map(str, oids)) + '}'

@@ -6,6 +6,20 @@
 -- name: load_at
 SELECT state, tid FROM {relstore_load_1}(?, ?)
 
+-- name: backend
+SELECT pg_backend_pid()
+
+-- name: prepare [hp]
+PREPARE relstore_load_at (bigint, bigint) AS
+    SELECT state, tid FROM {object_state} WHERE zoid = $1 AND tid <= $2 ORDER BY tid DESC LIMIT 1
+
+-- name: prepare [hf]
+PREPARE relstore_load_at (bigint, bigint) AS
+    SELECT state, tid FROM {object_state} WHERE zoid = $1 AND tid <= $2
+
+-- name: execute_load_at
+EXECUTE relstore_load_at (?, ?)
+
 -- name: poll [hp]
 SELECT epoch, last, oids, tids FROM {relstore_poll_1}(?, ?)
 
