@@ -2,7 +2,7 @@
 import logging
 import threading
 
-from relstore.adapters.base import MAX_TID, Adapter
+from relstore.adapters.base import Adapter
 from relstore.cache import Cache
 from relstore.oids import OidAllocator
 from relstore.options import Options

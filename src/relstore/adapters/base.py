@@ -70,8 +70,13 @@ class Adapter:
         """Verify the tables, and create or complete them if allowed. ConfigurationError says what does not fit."""
         raise NotImplementedError
 
-    def complete_schema(self, session: Session, create: bool, schema: dict[str, str]) -> None:
-        """Run what is missing of `schema` (name of a relation -> its DDL) in one transaction, or refuse."""
+    def schema(self) -> dict[str, str]:
+        """Return the DDL of everything there should be, by the name of the relation whose absence it mends."""
+        raise NotImplementedError
+
+    def complete_schema(self, session: Session, create: bool) -> None:
+        """Create what is missing, in one transaction, or refuse."""
+        schema = self.schema()
         relations = self.relations(session)
         self._check_mode(relations)
         if 'relstore_meta' in relations:
@@ -244,13 +249,6 @@ class Adapter:
         return session.all(self.sql.current_records, (start, size))
 
     # Administration -----------------------------------------------------------------------------------------------
-
-    @property
-    def data_tables(self) -> tuple[str, ...]:
-        """The tables that hold a site's data, referring ones first."""
-        preserving = ('current_object', 'object_state', 'transaction', 'pack_state', 'pack_state_tid')
-        return ('blob_chunk', *(preserving if self.keep_history else ('object_state',)),
-                'object_ref', 'object_refs_added', 'pack_object')
 
     def count(self, session: Session) -> int:
         """Return how many objects there are: exact for a few thousand, else about."""

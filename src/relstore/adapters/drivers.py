@@ -22,7 +22,8 @@ class Driver:
     connect: Callable[..., Any]             # (module, *arguments) -> connection, in autocommit
     classify: Callable[[Exception], type[Exception]]
     in_transaction: Callable[[Any], bool]   # (connection): known without asking the server
-    script: Callable[[Any, str, Sequence], list]    # (connection, several statements, parameters) -> the last one's rows
+    # (connection, several statements, their parameters) -> the rows of the last
+    script: Callable[[Any, str, Sequence], list]
     cursor_options: Mapping[str, Any] = field(default_factory=dict)
     fetch: Callable[[Any], list] = lambda cursor: cursor.fetchall()     # (cursor) -> all rows
     # The process id that the server gave at connect, which a pooler in between would have made up.

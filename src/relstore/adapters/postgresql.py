@@ -28,11 +28,43 @@ class PostgreSQL(Adapter):
     name = 'postgresql'
 
     def __init__(self, dsn: str, driver: str = 'psycopg2', schema: str | None = None):
-        self._dsn, self._schema = dsn, schema
+        self._dsn, self._asked_schema = dsn, schema
         self._driver = find_driver(driver, 'psycopg2', 'psycopg')
 
     def __str__(self) -> str:
         return 'The PostgreSQL database'
+
+    def configure(self, keep_history: bool, read_only: bool) -> None:
+        super().configure(keep_history, read_only)
+        self._use_schema(self._asked_schema or 'public')
+
+    def _use_schema(self, name: str) -> None:
+        """Make the final text of the statements."""
+        self._schema = name
+        keeps = self.keep_history
+        self._tables = Tables(
+            prefix='"' + name.replace('"', '""') + '".', id='BIGINT', bytes='BYTEA', chunk='OID', bool='BOOLEAN',
+            no='FALSE', md5='CHAR(32)', text='TEXT', unlogged='UNLOGGED', seed=str(zlib.crc32(name.encode())),
+            # Advisory locks are per database. The plain oid is RelStorage's key, so it belongs to RelStorage's schema.
+            key='' if name == 'public' else '{relstore_key_1}',
+            # The row's value is as random as it can be; the table's own oid differs after a restore from a dump.
+            epoch="SELECT e.value || '.' || e.tableoid FROM {relstore_epoch} e",
+            oids='unnest(?::bigint[]) AS o (zoid)',
+            current='{current_object}' if keeps else '{object_state}',
+            last='{transaction}' if keeps else '{object_state}',
+            insert_transaction=(
+                'INSERT INTO {transaction} (tid, username, description, extension)\n'
+                '        VALUES (v_tid, p_user, p_description, p_extension);' if keeps else ''))
+        self.sql = Statements('common.sql', 'postgresql.sql', keep_history=keeps, macros=self._tables,
+                              placeholder='%s')
+
+    def schema(self) -> dict[str, str]:
+        texts = {}
+        for filename in ('schema.sql', 'postgresql_schema.sql', 'postgresql_functions.sql'):
+            texts |= read(filename, self.keep_history)
+        if not self._tables['key']:
+            del texts['relstore_key_1']
+        return {name: text.format_map(self._tables) for name, text in texts.items()}
 
     # Connect ------------------------------------------------------------------------------------------------------
 
@@ -52,15 +84,9 @@ class PostgreSQL(Adapter):
     def prepare_schema(self, create: bool) -> None:
         session = self._first_session()
         try:
-            self._choose_schema(session)
-            schema = {}
-            for filename in ('schema.sql', 'postgresql_schema.sql', 'postgresql_functions.sql'):
-                schema |= read(filename, self.keep_history)
-            if not self._own_keys:
-                del schema['relstore_key_1']
+            self._use_schema(self._verified_schema(session))
             try:
-                self.complete_schema(session, create,
-                                     {name: ddl.format_map(self._tables) for name, ddl in schema.items()})
+                self.complete_schema(session, create)
             except (ConfigurationError, DatabaseError) as e:
                 if e.__cause__ is None:
                     raise
@@ -80,35 +106,14 @@ class PostgreSQL(Adapter):
             raise ConfigurationError(f'PostgreSQL cannot be reached with this dsn: {e}; check that the server runs, '
                                      'and the host, port, dbname, user and password in the dsn.') from e
 
-    def _choose_schema(self, session: Session) -> None:
-        """Read what the final text of the statements depends on, and make it."""
-        self._tables = Tables()
-        server = Statements('postgresql.sql', keep_history=True, placeholder='%s',
-                            macros=Tables(key='', no='', epoch='', current='', last='')).server
-        [[version, first, text, encoding]] = session.all(server)
+    def _verified_schema(self, session: Session) -> str:
+        [[version, first, text]] = session.all(self.sql.server)
         if version < OLDEST:
             raise ConfigurationError(f'The server is PostgreSQL {text}; relstore needs 13 or newer.')
-        self._schema = self._schema or first
-        if self._schema is None:
+        schema = self._asked_schema or first
+        if schema is None:
             raise ConfigurationError('No schema of the search path exists; create one, or set the option schema.')
-        # Advisory locks are per database. The plain oid is RelStorage's key, so it belongs to RelStorage's schema.
-        self._own_keys = self._schema != 'public'
-        quoted = '"' + self._schema.replace('"', '""') + '".'
-        keeps = self.keep_history
-        self._tables = Tables(
-            prefix=quoted, id='BIGINT', bytes='BYTEA', chunk='OID', bool='BOOLEAN', no='FALSE', md5='CHAR(32)',
-            text='TEXT', unlogged='UNLOGGED', seed=str(zlib.crc32(self._schema.encode())),
-            key='{relstore_key_1}' if self._own_keys else '',
-            # The row's value is as random as it can be; the table's own oid differs after a restore from a dump.
-            epoch="SELECT e.value || '.' || e.tableoid FROM {relstore_epoch} e",
-            oids='unnest(?::bigint[]) AS o (zoid)',
-            current='{current_object}' if keeps else '{object_state}',
-            last='{transaction}' if keeps else '{object_state}',
-            insert_transaction=(
-                'INSERT INTO {transaction} (tid, username, description, extension)\n'
-                '        VALUES (v_tid, p_user, p_description, p_extension);' if keeps else ''))
-        self.sql = Statements('common.sql', 'postgresql.sql', keep_history=keeps, macros=self._tables,
-                              placeholder='%s')
+        return schema
 
     def relations(self, session: Session) -> set[str]:
         return {name for name, in session.all(self.sql.relations, (self._schema,) * 3)}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from relstore.cli import demo
+from relstore.cli import demo, statements
 from relstore.errors import ConfigurationError, DatabaseError
 
 # A verb is a module with add_arguments(parser) and run(args) -> exit status; its docstring is the help.
-VERBS = {'demo': demo}
+VERBS = {'demo': demo, 'statements': statements}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -58,9 +58,6 @@ SELECT coalesce(max(tid), 0) FROM {object_state}
 -- name: new_epoch
 INSERT INTO {relstore_epoch} (one, value) VALUES (1, ?) ON CONFLICT (one) DO NOTHING
 
--- name: forget_epoch
-DELETE FROM {relstore_epoch}
-
 -- History ------------------------------------------------------------------------------------------------------
 
 -- name: history [hp]

@@ -74,11 +74,7 @@ SELECT CASE WHEN is_called THEN last_value * 16 ELSE 0 END FROM {zoid_seq}
 -- Administration -----------------------------------------------------------------------------------------------
 
 -- name: server
-SELECT current_setting('server_version_num')::integer, current_schema(), current_setting('server_version'),
-       current_setting('server_encoding')
-
--- name: schema_exists
-SELECT 1 FROM pg_namespace WHERE nspname = ?
+SELECT current_setting('server_version_num')::integer, current_schema(), current_setting('server_version')
 
 -- name: relations
 SELECT relname FROM pg_class WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = ?)

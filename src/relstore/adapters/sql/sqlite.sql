@@ -50,8 +50,35 @@ UPDATE {relstore_oid} SET value = max(value, ?)
 -- name: size
 SELECT (SELECT page_count FROM pragma_page_count) * (SELECT page_size FROM pragma_page_size)
 
--- name: delete_transactions [hp]
-DELETE FROM {transaction} WHERE tid > 0
-
--- name: reset_oid
+-- name: zap [hp]
+DELETE FROM {blob_chunk};
+DELETE FROM {current_object};
+DELETE FROM {object_state};
+DELETE FROM {transaction} WHERE tid > 0;
+DELETE FROM {object_ref};
+DELETE FROM {object_refs_added};
+DELETE FROM {pack_object};
+DELETE FROM {pack_state};
+DELETE FROM {pack_state_tid};
+DELETE FROM {relstore_epoch};
 UPDATE {relstore_oid} SET value = 0
+
+-- name: zap [hf]
+DELETE FROM {blob_chunk};
+DELETE FROM {object_state};
+DELETE FROM {object_ref};
+DELETE FROM {object_refs_added};
+DELETE FROM {pack_object};
+DELETE FROM {relstore_epoch};
+UPDATE {relstore_oid} SET value = 0
+
+-- RelStorage counts oids in a file of its own, oids.sqlite3, by 16, and trusts it blindly.
+
+-- name: has_relstorage_oid
+SELECT 1 FROM sqlite_master WHERE name = 'new_oid'
+
+-- name: relstorage_oid
+SELECT coalesce(max(zoid), 0) FROM new_oid
+
+-- name: raise_relstorage_oid
+UPDATE new_oid SET zoid = max(zoid, ?) RETURNING zoid

@@ -1,0 +1,29 @@
+"""`relstore statements`: print every statement that relstore may send to a database."""
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from relstore.adapters.postgresql import PostgreSQL
+from relstore.adapters.sqlite import SQLite
+
+DATABASES = {'postgresql': lambda schema: PostgreSQL('', schema=schema), 'sqlite': lambda schema: SQLite('.')}
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument('database', choices=sorted(DATABASES))
+    parser.add_argument('--history-free', action='store_true', help='as of a database without history')
+    parser.add_argument('--schema', help='the schema that holds the tables (PostgreSQL; default: public)')
+
+
+def run(args: Namespace) -> int:
+    adapter = DATABASES[args.database](args.schema)
+    adapter.configure(keep_history=not args.history_free, read_only=False)
+    _section('At open, where it is missing', adapter.schema().items())
+    _section('At work: these, BEGIN, COMMIT and ROLLBACK (? is a parameter)', adapter.sql)
+    return 0
+
+
+def _section(title: str, statements) -> None:
+    print(f'-- {title} '.ljust(100, '='), end='\n\n')
+    for name, text in statements:
+        print(f'-- {name}\n{text.rstrip(";")};\n')
