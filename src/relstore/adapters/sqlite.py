@@ -4,9 +4,12 @@ What differs: a commit is a series of plain statements, because they cost no rou
 one lock there is for writers, so nothing else needs locking; the clock is ours. Readers are never blocked
 (write-ahead log), and an acknowledged commit is on disk (synchronous=FULL).
 """
+import os
 import re
 import secrets
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ZODB.utils import newTid, p64, u64
@@ -47,6 +50,10 @@ class SQLite(Adapter):
         self.sql = Statements('common.sql', 'sqlite.sql', keep_history=keep_history, macros=self._tables,
                               placeholder='?')
 
+    def schema(self) -> dict[str, str]:
+        texts = read('schema.sql', self.keep_history) | read('sqlite_schema.sql', self.keep_history)
+        return {name: text.format_map(self._tables) for name, text in texts.items()}
+
     # Connect ------------------------------------------------------------------------------------------------------
 
     def connect(self) -> Session:
@@ -62,38 +69,46 @@ class SQLite(Adapter):
         return session
 
     def prepare_schema(self, create: bool) -> None:
-        existed = self.path.exists()
-        if not existed and (self.read_only or not create):
+        try:
+            if not self.path.exists():
+                self._make(create)
+            self._complete(self.path, create)
+        except OSError as e:
+            raise ConfigurationError(f'The data-dir {self.data_dir} cannot be created: {e.strerror}.') from e
+        except (ConfigurationError, DatabaseError) as e:
+            if e.__cause__ is None:
+                raise
+            raise ConfigurationError(f'{self} cannot be used: {e}; data-dir has to be a directory that this user '
+                                     'may write, and main.sqlite3 in it, if any, a database.') from e
+
+    def _make(self, create: bool) -> None:
+        """Make a database elsewhere, and give it its name when it is whole: there never is half of one.
+
+        A link, because a rename would replace the one that another process made meanwhile.
+        """
+        if self.read_only or not create:
             raise ConfigurationError(f'There is no database {self.path}; create it by opening it once with '
                                      'create-schema true and read-only false.')
-        made_directory = not self.data_dir.exists()
+        existed = self.data_dir.exists()
+        self.data_dir.mkdir(exist_ok=True)
         try:
-            if made_directory:
-                self.data_dir.mkdir()
-            self._prepare(create)
-        except BaseException as e:
+            with tempfile.TemporaryDirectory(prefix='.new-', dir=self.data_dir) as directory:
+                new = Path(directory) / self.path.name
+                self._complete(new, create)
+                with suppress(FileExistsError):
+                    os.link(new, self.path)
+        except BaseException:
             if not existed:
-                self._remove(made_directory)
-            if isinstance(e, OSError):
-                raise ConfigurationError(f'The data-dir {self.data_dir} cannot be created: {e.strerror}.') from e
-            if isinstance(e, (ConfigurationError, DatabaseError)) and e.__cause__ is not None:
-                raise ConfigurationError(f'{self} cannot be used: {e}; data-dir has to be a directory that this user '
-                                         'may write, and main.sqlite3 in it, if any, a database.') from e
+                with suppress(OSError):         # another process has put something there
+                    self.data_dir.rmdir()
             raise
 
-    def _remove(self, directory: bool) -> None:
-        for path in self.data_dir.glob('main.sqlite3*'):
-            path.unlink()
-        if directory and self.data_dir.exists():
-            self.data_dir.rmdir()
-
-    def _prepare(self, create: bool) -> None:
-        session = self._open(self.path)
+    def _complete(self, path: Path, create: bool) -> None:
+        session = self._open(path)
         try:
             if not self.read_only:
                 session.all('PRAGMA journal_mode = WAL')
-            schema = read('schema.sql', self.keep_history) | read('sqlite_schema.sql', self.keep_history)
-            self.complete_schema(session, create, {name: ddl.format_map(self._tables) for name, ddl in schema.items()})
+            self.complete_schema(session, create)
             if not self.read_only:
                 self._adopt_oids(session)
         finally:
@@ -106,22 +121,21 @@ class SQLite(Adapter):
         """Count on from whatever is in use: a backup may be older than its oids, and RelStorage counts elsewhere."""
         [[last]] = session.all(self.sql.last_oid)
         [[used]] = session.all(self.sql.max_oid)
-        used = max(used, self._in_oid_file('SELECT coalesce(max(zoid), 0) * 16 FROM new_oid'))
+        used = max(used, 16 * self._in_oid_file(self.sql.relstorage_oid))
         if used > last:
             self.reserve_oids(session, used)
 
     def renew_epoch(self, session: Session) -> None:
         session.run(self.sql.new_epoch, (secrets.token_hex(8),))
 
-    # RelStorage counts oids in a file of its own, and trusts it blindly: keep it right where there is one. -----------
-
     def _in_oid_file(self, sql: str, parameters: Sequence = ()) -> int:
+        """Run a statement where RelStorage counts oids, if that is there; else return 0."""
         path = self.data_dir / 'oids.sqlite3'
         if not path.exists():
             return 0
         session = self._open(path)
         try:
-            if session.one("SELECT 1 FROM sqlite_master WHERE name = 'new_oid'") is None:
+            if session.one(self.sql.has_relstorage_oid) is None:
                 return 0
             [[value]] = session.all(sql, parameters)
             return value
@@ -183,13 +197,13 @@ class SQLite(Adapter):
         finally:
             session.rollback()
         block = last // 16
-        self._in_oid_file('UPDATE new_oid SET zoid = max(zoid, ?) RETURNING zoid', (block,))
+        self._in_oid_file(self.sql.raise_relstorage_oid, (block,))
         return list(range(block - count + 1, block + 1))
 
     def reserve_oids(self, session: Session, oid: int) -> None:
         block = -(-oid // 16)       # rounded up
         session.run(self.sql.raise_oid, (16 * block,))
-        self._in_oid_file('UPDATE new_oid SET zoid = max(zoid, ?) RETURNING zoid', (block,))
+        self._in_oid_file(self.sql.raise_relstorage_oid, (block,))
 
     # Administration -----------------------------------------------------------------------------------------------
 
@@ -205,10 +219,8 @@ class SQLite(Adapter):
     def zap_all(self, session: Session) -> None:
         session.run(self.sql.begin_write)
         try:
-            for table in self.data_tables:
-                session.run(self.sql.delete_transactions if table == 'transaction' else f'DELETE FROM {table}')
-            session.run(self.sql.reset_oid)
-            session.run(self.sql.forget_epoch)
+            for statement in self.sql.zap.split(';\n'):
+                session.run(statement)
             self.renew_epoch(session)
             session.run(self.sql.commit)
         finally:
