@@ -31,6 +31,7 @@ class Database:
         self._lock = threading.Lock()           # for changes of the epoch, with the cache's generation
         self._epoch: str | None = None
         with self.pool.session() as session:
+            self.name = adapter.meta(session)['database']       # the same for whoever opens it
             self._begin(session.epoch, adapter.last_tid(session))
 
     @property

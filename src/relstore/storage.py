@@ -61,7 +61,8 @@ class RelStore(UndoLogCompatible):
         return self.__name__
 
     def sortKey(self) -> str:
-        return self.__name__
+        """The same in every process: transactions over several databases lock them in this order."""
+        return f'relstore:{self._database.name}'
 
     def isReadOnly(self) -> bool:
         return self._database.options.read_only

@@ -4,6 +4,7 @@ An adapter has no state but its statements; each operation is given the session 
 overrides what differs there, and says why.
 """
 import json
+import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -93,11 +94,16 @@ class Adapter:
             for name in self._missing(session, relations, schema):
                 for statement in _split(schema[name]):
                     session.run(statement)
-            session.run(self.sql.set_meta, ('schema', str(SCHEMA_VERSION)))
+            for item in (('schema', str(SCHEMA_VERSION)), ('database', secrets.token_hex(8))):
+                session.run(self.sql.add_meta, item)
             session.run('COMMIT')
         except BaseException:
             session.rollback()
             raise
+
+    def meta(self, session: Session) -> dict[str, str]:
+        """Return what relstore knows about the database: the version of its schema, and its random name."""
+        return dict(session.all(self.sql.meta))
 
     def _missing(self, session: Session, relations: set[str], schema: dict[str, str]) -> list[str]:
         missing = [name for name in schema if name not in relations and name != 'refs']
@@ -114,7 +120,7 @@ class Adapter:
         raise NotImplementedError
 
     def _check_version(self, session: Session) -> None:
-        version = int(dict(session.all(self.sql.meta)).get('schema', SCHEMA_VERSION))
+        version = int(self.meta(session).get('schema', SCHEMA_VERSION))
         if version > SCHEMA_VERSION:
             raise ConfigurationError(f'{self} has version {version} of the tables and this relstore knows '
                                      f'version {SCHEMA_VERSION}; install a newer relstore.')

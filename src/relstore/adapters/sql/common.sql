@@ -123,5 +123,5 @@ SELECT coalesce(max(zoid), 0) FROM {object_state}
 -- name: meta
 SELECT name, value FROM {relstore_meta}
 
--- name: set_meta
-INSERT INTO {relstore_meta} (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value
+-- name: add_meta
+INSERT INTO {relstore_meta} (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING
