@@ -63,7 +63,7 @@ class Session:
 
     @property
     def in_transaction(self) -> bool:
-        return self._driver.in_transaction(self._connection)
+        return self._do(self._driver.in_transaction, self._connection)
 
     def can_prepare(self, backend_pid: int) -> bool:
         """Whether prepared statements will stay: not where a pooler swaps the backend, whose pid the caller asked."""
