@@ -17,6 +17,7 @@ from relstore.session import Session
 
 OLDEST = 130000                 # xid8 and pg_current_xact_id() came with 13
 FINISH_TIMEOUT = 600.0          # failing after the vote would tear a transaction over several databases
+LONG_WAY = 100_000              # blocks of 16 oids: a tenth of a second of nextval
 ORPHAN_PATIENCE = 5.0           # seconds a backend whose client is gone may still wait before it is ended
 
 
@@ -49,7 +50,7 @@ class PostgreSQL(Adapter):
             key='' if name == 'public' else '{relstore_key_1}',
             # The row's value is as random as it can be; the table's own oid differs after a restore from a dump.
             epoch="SELECT e.value || '.' || e.tableoid FROM {relstore_epoch} e",
-            oids='unnest(?::bigint[]) AS o (zoid)',
+            oids='(SELECT unnest(?::bigint[]) AS zoid)',
             current='{current_object}' if keeps else '{object_state}',
             last='{transaction}' if keeps else '{object_state}',
             insert_transaction=(
@@ -211,10 +212,15 @@ class PostgreSQL(Adapter):
         return [block for block, in session.all(self.sql.new_oids, (count,))]
 
     def reserve_oids(self, session: Session, oid: int) -> None:
-        """Call nextval as often as it takes: setval could move the sequence back under another process."""
-        [[last]] = session.all(self.sql.last_oid)
-        if last < oid:
-            session.all(self.sql.skip_oids, ((oid - last + 15) // 16,))
+        """Move the sequence forward, never back under another process that takes oids at the same time.
+
+        So a short way is gone by nextval, and setval is for a way so long that nobody overtakes it meanwhile.
+        """
+        block = -(-oid // 16)       # rounded up
+        session.all(self.sql.jump_to_block, (block, block - LONG_WAY))
+        [[last]] = session.all(self.sql.last_block)
+        if last < block:
+            session.all(self.sql.skip_blocks, (block - last,))
 
     def _advance_oids(self, session: Session) -> None:
         """A sequence behind its objects (restored separately, say) would hand out oids that are taken."""

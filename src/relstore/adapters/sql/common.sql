@@ -74,7 +74,7 @@ SELECT tid, username, description, extension FROM {transaction}
 WHERE tid < ? AND tid > 0 AND packed = {no} ORDER BY tid DESC LIMIT ?
 
 -- name: transaction_is_undoable [hp]
-SELECT 1 FROM {transaction} WHERE tid = ? AND packed = {no}
+SELECT 1 FROM {transaction} WHERE tid = ? AND tid > 0 AND packed = {no}
 
 -- What a transaction changed: the md5 it wrote, what is current, and the revision before it.
 -- name: undo [hp]

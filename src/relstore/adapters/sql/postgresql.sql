@@ -65,11 +65,14 @@ SELECT min(tid) FROM {object_state} WHERE tid > ? AND xmin = ?::text::xid8::xid
 -- name: new_oids
 SELECT nextval('{zoid_seq}') FROM generate_series(1, ?)
 
--- name: skip_oids
+-- name: last_block
+SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {zoid_seq}
+
+-- name: skip_blocks
 SELECT count(nextval('{zoid_seq}')) FROM generate_series(1, ?)
 
--- name: last_oid
-SELECT CASE WHEN is_called THEN last_value * 16 ELSE 0 END FROM {zoid_seq}
+-- name: jump_to_block
+SELECT setval('{zoid_seq}', ?) FROM {zoid_seq} WHERE last_value < ?
 
 -- Administration -----------------------------------------------------------------------------------------------
 
