@@ -6,7 +6,7 @@ writes. Undo, restore and deletion are stores like any other.
 from collections.abc import Callable
 
 from ZODB.ConflictResolution import ConflictResolvingStorage
-from ZODB.POSException import ConflictError, ReadConflictError, UndoError
+from ZODB.POSException import ConflictError, MultipleUndoErrors, ReadConflictError, UndoError
 from ZODB.utils import p64
 
 from relstore.adapters.base import Ballot, Metadata
@@ -59,18 +59,30 @@ class Transaction:
             return self._adapter.changes_to_undo(session, tid)
 
         rows = self._database.pool.attempt(changes)
-        for oid, written, current_tid, current, replaced, before in rows:
-            if replaced and before is None:
-                raise UndoError('The revision to go back to has been packed.', p64(oid))
-            pending = self._spool.get(oid)
-            if pending is not None:
-                current = pending.md5
-            if current == written:
-                state = self._state(oid, before) if before else None
-                self._spool.put(oid, current_tid, state, data_tid=before)
-            else:
-                self._spool.put(oid, current_tid, self._undo_by_resolution(oid, tid, current_tid, before))
+        failures = []
+        for row in rows:
+            try:
+                self._undo(tid, *row)
+            except UndoError as e:
+                failures.append(e)
+        if len(failures) > 1:
+            raise MultipleUndoErrors([(failure._oid, failure._reason) for failure in failures])
+        if failures:
+            raise failures[0]
         return [oid for oid, *_ in rows]
+
+    def _undo(self, tid: int, oid: int, written: str | None, current_tid: int, current: str | None, replaced: int,
+              before: int | None) -> None:
+        """Put one object back. written, current: md5s, None for an object that is not there."""
+        if replaced and before is None:
+            raise UndoError('The revision to go back to has been packed.', p64(oid))
+        pending = self._spool.get(oid)
+        if pending is not None:
+            current = pending.md5
+        if current == written:
+            self._spool.put(oid, current_tid, self._state(oid, before) if before else None, data_tid=before)
+        else:
+            self._spool.put(oid, current_tid, self._undo_by_resolution(oid, tid, current_tid, before))
 
     def _undo_by_resolution(self, oid: int, tid: int, current_tid: int, before: int | None) -> bytes:
         """Return what the object's class makes of going back from `tid` while keeping what came later."""
@@ -148,7 +160,7 @@ class Transaction:
         old = self._old_state(oid, base) if base and mine is not None and current is not None else None
         if old is None:
             raise ConflictError(oid=p64(oid), serials=(p64(current_tid), p64(base)),
-                                data=None if mine is None else self._database.untransform(mine))
+                                data=self._database.untransform(mine) if mine else None)
         self._spool.put(oid, base, self._resolve(oid, base, old, current_tid, current, mine))
         return oid
 

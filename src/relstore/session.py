@@ -89,7 +89,7 @@ class Session:
         kind = self._driver.classify(error)
         if kind is Disconnected:
             self.broken = True
-        message = ' '.join(str(error).split()) or type(error).__name__
+        message = ' '.join(self._driver.message(error).split()) or type(error).__name__
         return kind(message) if kind is not Deadlock else Deadlock(message=message[:2000])
 
 

@@ -86,7 +86,8 @@ class Adapter:
             return
         if not create or self.read_only:
             why = 'the storage is read-only' if self.read_only else 'create-schema is false'
-            raise ConfigurationError(f'{self} lacks {", ".join(self._missing(session, relations, schema))}, and {why}; '
+            what = ', '.join(self._missing(session, relations, schema)) if 'object_state' in relations else 'all tables'
+            raise ConfigurationError(f'{self} lacks {what}, and {why}; '
                                      'open it once with create-schema true and the right to create tables.')
         self.begin_ddl(session)
         try:
@@ -120,8 +121,8 @@ class Adapter:
         raise NotImplementedError
 
     def _check_version(self, session: Session) -> None:
-        version = int(self.meta(session).get('schema', SCHEMA_VERSION))
-        if version > SCHEMA_VERSION:
+        version = self.meta(session).get('schema', '')
+        if version != str(SCHEMA_VERSION):
             raise ConfigurationError(f'{self} has version {version} of the tables and this relstore knows '
                                      f'version {SCHEMA_VERSION}; install a newer relstore.')
 
@@ -252,7 +253,7 @@ class Adapter:
 
     def current_records(self, session: Session, start: int, size: int) -> list[tuple]:
         """Return a page of (oid, tid, state) of the objects that exist, from oid `start`."""
-        return session.all(self.sql.current_records, (start, size))
+        return session.all(self.sql.current_records, (start, start, size))
 
     # Administration -----------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ class Driver:
     placeholder: str                        # how its SQL marks a parameter
     connect: Callable[..., Any]             # (module, *arguments) -> connection, in autocommit
     classify: Callable[[Exception], type[Exception]]
+    message: Callable[[Exception], str]     # what it says, without the statement it was sent
     in_transaction: Callable[[Any], bool]   # (connection): known without asking the server
     # (connection, several statements, their parameters) -> the rows of the last
     script: Callable[[Any, str, Sequence], list]
@@ -55,6 +56,14 @@ def _classify_postgresql(error: Exception) -> type[Exception]:
     if state in ('28000', '28P01', '3D000', '42501', '53200'):
         return ConfigurationError
     return DatabaseError
+
+
+def _message_postgresql(error: Exception) -> str:
+    diagnosis = getattr(error, 'diag', None)
+    if diagnosis is not None and diagnosis.message_primary:
+        return '; '.join(filter(None, (diagnosis.message_primary, diagnosis.message_detail)))
+    # The client library's own; its hints are indented.
+    return ' '.join(line for line in str(error).splitlines() if not line.startswith('\t'))
 
 
 def _is_connection_loss(error: Exception) -> bool:
@@ -115,16 +124,16 @@ def _script_sqlite(connection, sql: str, parameters: Sequence) -> list:
 
 DRIVERS = {driver.name: driver for driver in (
     Driver('sqlite3', 'sqlite3', 'a Python with the module sqlite3', '?',
-           connect=_connect_sqlite, classify=_classify_sqlite,
+           connect=_connect_sqlite, classify=_classify_sqlite, message=str,
            in_transaction=lambda connection: connection.in_transaction,
            script=_script_sqlite),
     Driver('psycopg2', 'psycopg2', 'relstore[postgresql]', '%s',
-           connect=_connect_psycopg2, classify=_classify_postgresql,
+           connect=_connect_psycopg2, classify=_classify_postgresql, message=_message_postgresql,
            in_transaction=lambda connection: connection.info.transaction_status != 0,
            script=_script_psycopg2, fetch=_fetch_psycopg2,
            backend_pid=lambda connection: connection.info.backend_pid, executes_prepared=True),
     Driver('psycopg', 'psycopg', 'relstore[psycopg]', '%s',
-           connect=_connect_psycopg, classify=_classify_postgresql,
+           connect=_connect_psycopg, classify=_classify_postgresql, message=_message_postgresql,
            in_transaction=lambda connection: connection.info.transaction_status != 0,
            script=_script_psycopg,
            cursor_options={'binary': True}),        # states in text would be twice as long

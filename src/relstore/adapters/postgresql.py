@@ -31,9 +31,10 @@ class PostgreSQL(Adapter):
     def __init__(self, dsn: str, driver: str = 'psycopg2', schema: str | None = None):
         self._dsn, self._asked_schema = dsn, schema
         self._driver = find_driver(driver, 'psycopg2', 'psycopg')
+        self._database = ''             # its name, once it is known
 
     def __str__(self) -> str:
-        return 'The PostgreSQL database'
+        return f'Schema {self._schema} of the PostgreSQL database {self._database}'
 
     def configure(self, keep_history: bool, read_only: bool) -> None:
         super().configure(keep_history, read_only)
@@ -88,17 +89,25 @@ class PostgreSQL(Adapter):
             self._use_schema(self._verified_schema(session))
             try:
                 self.complete_schema(session, create)
+                if not self.read_only:
+                    self._check_rights(session)
+                    self._advance_oids(session)
             except (ConfigurationError, DatabaseError) as e:
                 if e.__cause__ is None:
                     raise
-                raise ConfigurationError(f'The tables cannot be created or read in schema {self._schema}: {e}; '
-                                         'connect as a user with rights in it.') from e
-            if not self.read_only:
-                self._advance_oids(session)
+                raise ConfigurationError(f'{self} cannot be used: {e}; connect as a user with rights to create and '
+                                         'write its tables, or set read-only true to read them alone.') from e
         finally:
             session.close()
 
+    def _check_rights(self, session: Session) -> None:
+        [[may_write]] = session.all(self.sql.may_write)
+        if not may_write:
+            raise ConfigurationError(f'{self} cannot be written by this user; connect as one who has the rights, or '
+                                     'set read-only true.')
+
     def _first_session(self) -> Session:
+        self._driver.load()
         try:
             return Session(self._driver, self._dsn)
         except (ConfigurationError, DatabaseError, Disconnected) as e:
@@ -108,12 +117,15 @@ class PostgreSQL(Adapter):
                                      'and the host, port, dbname, user and password in the dsn.') from e
 
     def _verified_schema(self, session: Session) -> str:
-        [[version, first, text]] = session.all(self.sql.server)
+        [[version, self._database, first, text]] = session.all(self.sql.server)
         if version < OLDEST:
             raise ConfigurationError(f'The server is PostgreSQL {text}; relstore needs 13 or newer.')
         schema = self._asked_schema or first
         if schema is None:
             raise ConfigurationError('No schema of the search path exists; create one, or set the option schema.')
+        if session.one(self.sql.schema_exists, (schema,)) is None:
+            raise ConfigurationError(f'There is no schema "{schema}" in the PostgreSQL database {self._database}; '
+                                     'create it (CREATE SCHEMA), or change the option schema.')
         return schema
 
     def relations(self, session: Session) -> set[str]:

@@ -31,12 +31,16 @@ class SQLite(Adapter):
     name = 'sqlite'
 
     def __init__(self, data_dir: str, pragmas: Mapping[str, str] | None = None):
+        if not data_dir:
+            raise ConfigurationError('data-dir is empty; name the directory of the database.')
         self.data_dir = Path(data_dir).expanduser().absolute()
         self.path = self.data_dir / 'main.sqlite3'
         self._pragmas = PRAGMAS | {name: str(value) for name, value in (pragmas or {}).items()}
         for name, value in self._pragmas.items():
             if not re.fullmatch(r'\w+', name) or not re.fullmatch(r'[\w.-]+', value):
                 raise ConfigurationError(f'The pragma {name} = {value!r} is not a word or a number.')
+            if name.lower() == 'journal_mode' and value.lower() != 'wal':
+                raise ConfigurationError(f'The pragma journal_mode is {value}; leave it out, for relstore needs WAL.')
 
     def __str__(self) -> str:
         return f'The database {self.path}'
@@ -58,14 +62,22 @@ class SQLite(Adapter):
 
     def connect(self) -> Session:
         session = self._open(self.path)
-        session.epoch = self.epoch(session)
+        try:
+            session.epoch = self.epoch(session)
+        except BaseException:
+            session.close()
+            raise
         return session
 
     def _open(self, path: Path) -> Session:
         mode = 'ro' if self.read_only else 'rwc'
         session = Session(find_driver('sqlite3', 'sqlite3'), f'{path.as_uri()}?mode={mode}', 30.0)
-        for name, value in self._pragmas.items():
-            session.run(f'PRAGMA {name} = {value}')
+        try:
+            for name, value in self._pragmas.items():
+                session.run(f'PRAGMA {name} = {value}')
+        except BaseException:
+            session.close()
+            raise
         return session
 
     def prepare_schema(self, create: bool) -> None:
@@ -74,12 +86,14 @@ class SQLite(Adapter):
                 self._make(create)
             self._complete(self.path, create)
         except OSError as e:
-            raise ConfigurationError(f'The data-dir {self.data_dir} cannot be created: {e.strerror}.') from e
+            raise ConfigurationError(f'The data-dir {self.data_dir} cannot be created: {e.strerror}; it and '
+                                     'its parent have to be directories that this user may write.') from e
         except (ConfigurationError, DatabaseError) as e:
             if e.__cause__ is None:
                 raise
-            raise ConfigurationError(f'{self} cannot be used: {e}; data-dir has to be a directory that this user '
-                                     'may write, and main.sqlite3 in it, if any, a database.') from e
+            raise ConfigurationError(
+                f'{self} cannot be used: {e}; data-dir has to be a directory that this user may write, and '
+                'main.sqlite3 in it, if any, an undamaged database (else restore it from a backup).') from e
 
     def _make(self, create: bool) -> None:
         """Make a database elsewhere, and give it its name when it is whole: there never is half of one.

@@ -99,12 +99,13 @@ SELECT zoid, state, data_tid FROM {object_state} WHERE tid = ? AND zoid > ? ORDE
 -- name: records [hf]
 SELECT zoid, state, NULL FROM {object_state} WHERE tid = ? AND zoid > ? ORDER BY zoid LIMIT ?
 
+-- The bound is on both tables, because PostgreSQL merges them, and would read the other one from its beginning.
 -- name: current_records [hp]
 SELECT s.zoid, s.tid, s.state FROM {current_object} c JOIN {object_state} s ON s.zoid = c.zoid AND s.tid = c.tid
-WHERE c.zoid >= ? AND s.state IS NOT NULL ORDER BY c.zoid LIMIT ?
+WHERE c.zoid >= ? AND s.zoid >= ? AND s.state IS NOT NULL ORDER BY c.zoid LIMIT ?
 
 -- name: current_records [hf]
-SELECT zoid, tid, state FROM {object_state} WHERE zoid >= ? AND state IS NOT NULL ORDER BY zoid LIMIT ?
+SELECT zoid, tid, state FROM {object_state} WHERE zoid >= ? AND zoid >= ? AND state IS NOT NULL ORDER BY zoid LIMIT ?
 
 -- name: count_up_to [hp]
 SELECT count(*) FROM (SELECT 1 FROM {current_object} LIMIT ?) c

@@ -6,6 +6,12 @@
 -- name: load_at
 SELECT state, tid FROM {relstore_load_1}(?, ?)
 
+-- For each object a probe of its own: asked as a join, PostgreSQL 15 looks for the tid first, and reads all records of
+-- that transaction, which may be an import of the whole site.
+-- name: load_many [hp]
+SELECT o.zoid, s.state, s.tid FROM {oids} o CROSS JOIN LATERAL
+    (SELECT state, tid FROM {object_state} WHERE zoid = o.zoid AND tid <= ? ORDER BY tid DESC LIMIT 1) s
+
 -- name: backend
 SELECT pg_backend_pid()
 
@@ -77,7 +83,14 @@ SELECT setval('{zoid_seq}', ?) FROM {zoid_seq} WHERE last_value < ?
 -- Administration -----------------------------------------------------------------------------------------------
 
 -- name: server
-SELECT current_setting('server_version_num')::integer, current_schema(), current_setting('server_version')
+SELECT current_setting('server_version_num')::integer, current_database(), current_schema(),
+       current_setting('server_version')
+
+-- name: schema_exists
+SELECT 1 FROM pg_namespace WHERE nspname = ?
+
+-- name: may_write
+SELECT has_table_privilege('{object_state}', 'INSERT') AND has_sequence_privilege('{zoid_seq}', 'USAGE')
 
 -- name: relations
 SELECT relname FROM pg_class WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = ?)
@@ -88,8 +101,9 @@ UNION ALL SELECT tgname FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid
 -- name: columns
 SELECT attname FROM pg_attribute WHERE attrelid = '{object_state}'::regclass AND attnum > 0 AND NOT attisdropped
 
+-- Not by {key}, which this is about to create.
 -- name: lock_schema
-SELECT pg_advisory_xact_lock({key}(-4))
+SELECT pg_advisory_xact_lock(-4)
 
 -- name: size
 SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class
@@ -102,6 +116,7 @@ SELECT reltuples::bigint FROM pg_class WHERE oid = '{current_object}'::regclass
 SELECT reltuples::bigint FROM pg_class WHERE oid = '{object_state}'::regclass
 
 -- name: zap [hp]
+SET LOCAL lock_timeout = '30s';
 SELECT count(lo_unlink(chunk)) FROM {blob_chunk};
 TRUNCATE {blob_chunk}, {current_object}, {object_state}, {transaction}, {object_ref}, {object_refs_added}, {pack_object},
     {pack_state}, {pack_state_tid};
@@ -111,6 +126,7 @@ DELETE FROM {relstore_epoch};
 ALTER SEQUENCE {zoid_seq} RESTART
 
 -- name: zap [hf]
+SET LOCAL lock_timeout = '30s';
 SELECT count(lo_unlink(chunk)) FROM {blob_chunk};
 TRUNCATE {blob_chunk}, {object_state}, {object_ref}, {object_refs_added}, {pack_object};
 DELETE FROM {relstore_epoch};

@@ -30,7 +30,7 @@ CREATE TABLE {object_state} (
     data_tid    {id},
     CONSTRAINT object_state_pk PRIMARY KEY (zoid, tid)
 );
-CREATE INDEX object_state_tid ON {object_state} (tid);
+CREATE INDEX object_state_tid ON {object_state} (tid, zoid);
 CREATE INDEX object_state_prev_tid ON {object_state} (prev_tid);
 
 -- name: object_state [hf]
@@ -42,7 +42,7 @@ CREATE TABLE {object_state} (
     refs        {bytes},
     refs_tid    {id}
 );
-CREATE INDEX object_state_tid ON {object_state} (tid);
+CREATE INDEX object_state_tid ON {object_state} (tid, zoid);
 
 -- name: current_object [hp]
 CREATE TABLE {current_object} (

@@ -1,0 +1,536 @@
+"""What an administrator reads when something does not fit: one sentence, and nothing is left half done."""
+import os
+import pathlib
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+from contextlib import closing, contextmanager
+from unittest import mock
+
+import psycopg2
+import ZConfig
+import ZODB.config
+from psycopg2.extensions import make_dsn
+
+import relstore
+from relstore.errors import ConfigurationError
+from relstore.tests.servers import (
+    PostgreSQLServer,
+    directory_open_to_all,
+    free_port,
+    postgresql_programs,
+    require_postgresql,
+    unprivileged_user,
+)
+
+DRIVERS = ('psycopg2', 'psycopg')
+
+# What a driver, a parser or Python would say, and an administrator should not have to read.
+NOISE = ('\n', '\t', 'LINE 1', '^', 'Traceback', 'Error:', 'DETAIL', '<class', '?', '..', '.;', ' ;', ';;')
+
+
+class Refusals(unittest.TestCase):
+
+    def refusal(self, open_storage, expected=ConfigurationError):
+        """Return what open_storage() says when it refuses. Keep the exception, and with it all that it holds."""
+        try:
+            open_storage().close()
+        except expected as e:
+            self.kept = e
+            self.addCleanup(setattr, self, 'kept', None)
+            return str(e)
+        self.fail('it opened')
+
+    def check(self, message, *words):
+        """Is it one sentence, with these words in it?"""
+        for noise in NOISE:
+            self.assertNotIn(noise, message)
+        self.assertNotRegex(message, r'\. ', 'more than one sentence')
+        self.assertRegex(message, r'\A[A-Za-z].*[.]\Z')
+        self.assertLess(len(message), 400, message)
+        for word in words:
+            self.assertIn(word, message)
+
+
+def from_conf(*adapter, **options):
+    lines = [f'{name.replace("_", "-")} {str(value).lower()}' for name, value in options.items()]
+    return ZODB.config.storageFromString('\n'.join(
+        ['%import relstore', '<relstore>', *lines, *adapter, '</relstore>', '']))
+
+
+def environment():
+    """For a child process that imports what we can import."""
+    return os.environ | {'PYTHONPATH': os.pathsep.join(sys.path)}
+
+
+# PostgreSQL
+
+
+class ServerLayer:
+    """A server of our own: roles and passwords are made there, which a staging server need not allow."""
+    server = None
+
+    @classmethod
+    def setUp(cls):
+        if postgresql_programs():
+            cls.server = PostgreSQLServer()
+            cls.server.start()
+            rules = cls.server.directory / 'data' / 'pg_hba.conf'
+            rules.write_text('local all guarded scram-sha-256\n' + rules.read_text())
+            cls.server.restart()
+            with administrator(cls.server.dsn()) as run:
+                run("CREATE ROLE guarded LOGIN PASSWORD 'right'")
+                run('CREATE ROLE visitor LOGIN')
+
+    @classmethod
+    def tearDown(cls):
+        if cls.server is not None:
+            cls.server.stop()
+            cls.server = None
+
+
+@contextmanager
+def administrator(dsn):
+    """Yield a function that runs a statement and returns the rows."""
+    with closing(psycopg2.connect(dsn)) as connection:
+        connection.autocommit = True
+
+        def run(sql):
+            with connection.cursor() as cursor:
+                cursor.execute(sql)
+                return cursor.fetchall() if cursor.description else []
+        yield run
+
+
+class PostgreSQLRefusals(Refusals):
+    layer = ServerLayer
+
+    def setUp(self):
+        require_postgresql(self)
+        self.server = self.layer.server
+        self.dsn = self.server.create_database('site')
+        self.addCleanup(self.drop)
+
+    def drop(self):
+        """Fails, after some seconds, if a session was left open: it is not told to end other sessions."""
+        with administrator(self.server.dsn()) as run:
+            try:
+                run('DROP DATABASE site')
+            except psycopg2.Error as e:
+                self.server.drop_database('site')
+                self.fail(f'leaked: {e}')
+
+    def run_sql(self, sql):
+        with administrator(self.dsn) as run:
+            return run(sql)
+
+    def relations(self):
+        return self.run_sql("SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace UNION ALL "
+                            "SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace")
+
+    def as_role(self, role):
+        return make_dsn(self.dsn, user=role)
+
+    def refused(self, *words, dsn=None, schema=None, **options):
+        """Open it with each driver, from Python and from zope.conf: all refuse, and nothing has changed."""
+        dsn, before = dsn or self.dsn, self.relations()
+        adapter = [f'dsn {dsn}'] + ([f'schema {schema}'] if schema else [])
+        for driver in DRIVERS:
+            ways = {
+                'Python': lambda driver=driver: relstore.RelStore(
+                    relstore.PostgreSQL(dsn, driver=driver, schema=schema), **options),
+                'zope.conf': lambda driver=driver: from_conf(
+                    '<postgresql>', *adapter, f'driver {driver}', '</postgresql>', **options)}
+            for way, open_storage in ways.items():
+                with self.subTest(driver, way=way):
+                    self.check(self.refusal(open_storage), *words)
+                    self.assertEqual(self.relations(), before)
+
+    def create(self, **options):
+        relstore.RelStore(relstore.PostgreSQL(self.dsn), **options).close()
+
+
+class Dsn(PostgreSQLRefusals):
+
+    def test_no_dsn(self):
+        self.refused('dsn', '"="', dsn='mysite')
+
+    def test_unknown_key(self):
+        self.refused('dsn', '"hots"', dsn='hots=localhost dbname=site')
+
+    def test_port_that_is_no_number(self):
+        self.refused('"abc"', 'port', dsn='host=127.0.0.1 port=abc dbname=site')
+
+    def test_unknown_host(self):
+        self.refused('no-such-host.invalid', 'check', 'host', dsn='host=no-such-host.invalid dbname=site')
+
+    def test_nobody_listens(self):
+        port = free_port()
+        self.refused('127.0.0.1', str(port), 'refused', 'check that the server runs',
+                     dsn=f'host=127.0.0.1 port={port} dbname=site')
+
+    def test_server_is_down(self):
+        server = PostgreSQLServer()
+        server.start()
+        dsn = server.create_database('gone')
+        directory = str(server.directory)
+        server.stop()
+        self.refused(directory, 'check that the server runs', dsn=dsn)
+
+    def test_something_else_listens(self):
+        def hang_up():
+            while True:
+                client, _ = listener.accept()
+                client.sendall(b'SSH-2.0-OpenSSH_9\r\n')
+                client.close()
+
+        listener = socket.create_server(('127.0.0.1', 0))
+        self.addCleanup(listener.close)
+        threading.Thread(target=hang_up, daemon=True).start()
+        port = listener.getsockname()[1]
+        self.refused('check that the server runs',
+                     dsn=f'host=127.0.0.1 port={port} dbname=site sslmode=disable gssencmode=disable')
+
+    def test_no_such_database(self):
+        self.refused('"absent"', 'does not exist', 'dbname', dsn=self.server.dsn('absent'))
+
+    def test_unknown_role(self):
+        self.refused('"stranger"', 'does not exist', 'user', dsn=self.as_role('stranger'))
+
+    def test_wrong_password(self):
+        dsn = make_dsn(self.as_role('guarded'), password='swordfish')
+        self.refused('"guarded"', 'password', dsn=dsn)
+        self.assertNotIn('swordfish', str(self.kept))
+
+    def test_no_password(self):
+        self.refused('password', dsn=make_dsn(self.as_role('guarded'), passfile='/dev/null'))
+
+    def test_right_password(self):
+        self.run_sql('GRANT ALL ON SCHEMA public TO guarded')
+        relstore.RelStore(relstore.PostgreSQL(make_dsn(self.as_role('guarded'), password='right'))).close()
+
+
+class Rights(PostgreSQLRefusals):
+
+    def test_may_not_create_tables(self):
+        self.run_sql('REVOKE CREATE ON SCHEMA public FROM public')
+        self.refused('permission denied', 'schema public', 'rights', dsn=self.as_role('visitor'))
+
+    def test_may_read_alone(self):
+        self.create()
+        self.run_sql('GRANT SELECT ON ALL TABLES IN SCHEMA public TO visitor')
+        self.refused('rights', 'read-only', dsn=self.as_role('visitor'))
+
+    def test_may_read_tables_and_sequences_alone(self):
+        """Found at open, not at the first commit, when a user has filled in a form."""
+        self.create()
+        self.run_sql('GRANT SELECT ON ALL TABLES IN SCHEMA public TO visitor; '
+                     'GRANT SELECT ON ALL SEQUENCES IN SCHEMA public TO visitor')
+        self.refused('rights', 'read-only', dsn=self.as_role('visitor'))
+
+    def test_who_may_read_can_open_it_read_only(self):
+        self.create()
+        self.run_sql('GRANT SELECT ON ALL TABLES IN SCHEMA public TO visitor')
+        storage = relstore.RelStore(relstore.PostgreSQL(self.as_role('visitor')), read_only=True)
+        with closing(storage):
+            self.assertEqual(len(storage), 0)
+
+    def test_may_not_read(self):
+        self.create()
+        self.refused('permission denied', 'rights', dsn=self.as_role('visitor'))
+        self.refused('permission denied', 'rights', dsn=self.as_role('visitor'), read_only=True)
+
+
+class Tables(PostgreSQLRefusals):
+
+    def test_history_free_where_history_is_kept(self):
+        self.create(keep_history=True)
+        self.refused('site', 'history-preserving', 'keep-history true', keep_history=False)
+
+    def test_history_preserving_where_none_is_kept(self):
+        self.create(keep_history=False)
+        self.refused('site', 'history-free', 'keep-history false', keep_history=True)
+
+    def test_newer_than_the_code(self):
+        self.create()
+        self.run_sql("UPDATE relstore_meta SET value = '99' WHERE name = 'schema'")
+        self.refused('site', 'version 99', 'version 1', 'newer relstore')
+
+    def test_nothing_there_and_nothing_may_be_created(self):
+        self.refused('site', 'create-schema', create_schema=False)
+        self.refused('site', 'read-only', 'create-schema', read_only=True)
+
+    def test_a_table_is_missing(self):
+        self.create()
+        self.run_sql('DROP TABLE pack_object')
+        self.refused('site', 'pack_object', 'create-schema', create_schema=False)
+
+    def test_no_such_schema(self):
+        self.refused('"absent"', 'schema', 'create', schema='absent')
+
+    def test_no_schema_in_the_search_path(self):
+        self.refused('search path', 'schema', dsn=make_dsn(self.dsn, options='-csearch_path=absent'))
+
+    def test_somebody_elses_table(self):
+        """What is there is not ours, so it is neither used nor completed."""
+        self.run_sql('CREATE TABLE transaction (amount integer)')
+        self.refused('public')
+
+    def test_failure_in_the_middle_leaves_nothing(self):
+        """The relation that is made last is refused: those made before are gone with it."""
+        self.run_sql('REVOKE CREATE ON SCHEMA public FROM public; GRANT CREATE ON SCHEMA public TO visitor; '
+                     'ALTER DEFAULT PRIVILEGES REVOKE USAGE ON SCHEMAS FROM public; '
+                     'REVOKE USAGE ON LANGUAGE plpgsql FROM public')
+        self.refused('permission denied', 'plpgsql', dsn=self.as_role('visitor'))
+
+    def test_server_is_too_old(self):
+        with mock.patch('relstore.adapters.postgresql.OLDEST', 990000):
+            self.refused('PostgreSQL', 'needs', 'or newer')
+
+
+class Driver(Refusals):
+
+    def test_unknown_driver(self):
+        self.check(self.refusal(lambda: relstore.PostgreSQL('dbname=site', driver='pg9000')),
+                   "'pg9000'", 'choose', 'psycopg2', 'psycopg')
+        with self.assertRaisesRegex(ZConfig.ConfigurationError, "'pg9000'.*choose.*psycopg2.*line 5"):
+            from_conf('<postgresql>', 'dsn dbname=site', 'driver pg9000', '</postgresql>')
+
+    def test_driver_is_not_installed(self):
+        extras = {'psycopg2': 'relstore[postgresql]', 'psycopg': 'relstore[psycopg]'}
+        for driver, extra in extras.items():
+            ways = {
+                'Python': lambda driver=driver: relstore.RelStore(relstore.PostgreSQL('dbname=x', driver=driver)),
+                'zope.conf': lambda driver=driver: from_conf(
+                    '<postgresql>', 'dsn dbname=x', f'driver {driver}', '</postgresql>')}
+            for way, open_storage in ways.items():
+                # None in sys.modules makes Python refuse to import a module.
+                with self.subTest(driver, way=way), mock.patch.dict(sys.modules, {driver: None}):
+                    message = self.refusal(open_storage)
+                    self.check(message, driver, 'install', extra)
+                    self.assertNotIn('server', message)
+
+
+# SQLite
+
+
+class SQLiteRefusals(Refusals):
+
+    def setUp(self):
+        self.parent = pathlib.Path(tempfile.mkdtemp(prefix='relstore-bad-', dir=directory_open_to_all()))
+        self.addCleanup(shutil.rmtree, self.parent)
+        self.addCleanup(self.no_open_file)
+        self.directory = self.parent / 'site'
+        self.database = self.directory / 'main.sqlite3'
+
+    def no_open_file(self):
+        links = [entry.path for entry in os.scandir('/proc/self/fd')]
+        targets = [os.readlink(link) for link in links if os.path.islink(link)]
+        self.assertEqual([target for target in targets if target.startswith(str(self.parent))], [], 'leaked')
+
+    def content(self):
+        """What there is: path -> bytes, None for what is no file."""
+        return {path: path.read_bytes() if path.is_file() else None for path in self.parent.rglob('*')}
+
+    def refused(self, *words, directory=None, **options):
+        directory, before = directory or self.directory, self.content()
+        ways = {
+            'Python': lambda: relstore.RelStore(relstore.SQLite(str(directory)), **options),
+            'zope.conf': lambda: from_conf('<sqlite3>', f'data-dir {directory}', '</sqlite3>', **options)}
+        for way, open_storage in ways.items():
+            with self.subTest(way):
+                self.check(self.refusal(open_storage), *words)
+                self.assertEqual(self.content(), before)
+
+    def create(self, **options):
+        relstore.RelStore(relstore.SQLite(str(self.directory)), **options).close()
+
+    def run_sql(self, sql):
+        with closing(sqlite3.connect(self.database)) as connection, connection:
+            connection.execute(sql)
+
+
+class Directory(SQLiteRefusals):
+
+    def test_parent_is_missing(self):
+        self.refused(str(self.directory / 'below'), 'No such file or directory', 'parent',
+                     directory=self.directory / 'below')
+
+    def test_file_in_the_way(self):
+        self.directory.write_text('')
+        self.refused(str(self.directory), 'director')
+
+    def test_parent_is_a_file(self):
+        self.directory.write_text('')
+        self.refused(str(self.directory / 'below'), 'Not a directory', directory=self.directory / 'below')
+
+    def test_directory_where_the_file_should_be(self):
+        self.database.mkdir(parents=True)
+        self.refused(str(self.database), 'main.sqlite3')
+
+    def test_empty_name(self):
+        """The current directory is not what somebody meant who left the name out."""
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(self.parent)
+        self.check(self.refusal(lambda: relstore.RelStore(relstore.SQLite(''))), 'data-dir', 'name')
+        self.assertEqual(self.content(), {})
+
+    def test_dangling_link(self):
+        self.directory.symlink_to(self.parent / 'unmounted')
+        self.refused(str(self.directory), 'data-dir')
+
+    def test_nothing_there_and_nothing_may_be_created(self):
+        self.refused(str(self.database), 'read-only', read_only=True)
+        self.refused(str(self.database), 'create-schema', create_schema=False)
+
+    def test_disk_is_full(self):
+        """The tables need more pages than there may be: what was made of them is removed, the directory too."""
+        message = self.refusal(lambda: relstore.RelStore(
+            relstore.SQLite(str(self.directory), pragmas={'max_page_count': 3})))
+        self.check(message, str(self.database), 'full')
+        self.assertEqual(self.content(), {})
+
+
+CHILD = """
+import os, sys, tempfile
+import relstore
+
+def open_storage(directory, **options):
+    relstore.RelStore(relstore.SQLite(directory), **options).close()
+
+with tempfile.TemporaryDirectory() as directory:
+    open_storage(directory)     # imports everything, which may be more than another user can read
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(int(sys.argv[2]))
+    os.setuid(int(sys.argv[2]))
+try:
+    open_storage(sys.argv[1], read_only=sys.argv[3] == 'True')
+except relstore.errors.ConfigurationError as e:
+    sys.exit(str(e))
+"""
+
+
+class Unwritable(SQLiteRefusals):
+    """What a user without rights meets; where root runs the tests, in a child process that gives them up."""
+
+    def open(self, read_only=False):
+        """Return what the child said on stderr."""
+        child = subprocess.run(
+            [sys.executable, '-c', CHILD, self.directory, str(unprivileged_user().pw_uid), str(read_only)],
+            stderr=subprocess.PIPE, text=True, env=environment())
+        return child.stderr.removesuffix('\n')
+
+    def unwritable(self, *words, **options):
+        before = self.content()
+        for path in sorted([self.parent, *before], reverse=True):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        self.addCleanup(self.parent.chmod, 0o755)
+        try:
+            self.check(self.open(**options), *words)
+            self.assertEqual(self.content(), before)
+        finally:
+            for path in self.parent, *before:
+                path.chmod(0o755)
+
+    def test_directory_cannot_be_made(self):
+        self.unwritable(str(self.directory), 'data-dir', 'Permission denied')
+
+    def test_directory_cannot_be_written(self):
+        self.directory.mkdir()
+        self.unwritable(str(self.directory), 'data-dir', 'may write')
+
+    def test_database_cannot_be_written(self):
+        self.create()
+        self.unwritable(str(self.database), 'data-dir', 'may write')
+
+    def test_read_only_needs_to_write_too(self):
+        """SQLite's readers of a write-ahead log share memory through a file beside it."""
+        self.create()
+        self.unwritable(str(self.database), 'data-dir', 'may write', read_only=True)
+
+
+class File(SQLiteRefusals):
+
+    def test_no_database(self):
+        self.directory.mkdir()
+        self.database.write_bytes(b'Dear diary, ' * 1000)
+        self.refused(str(self.database), 'not a database', 'data-dir')
+
+    def test_truncated(self):
+        self.create()
+        os.truncate(self.database, self.database.stat().st_size // 2)
+        self.refused(str(self.database), 'malformed', 'backup')
+
+    def test_damaged(self):
+        self.create()
+        data = bytearray(self.database.read_bytes())
+        data[100:4000] = b'\xff' * 3900
+        self.database.write_bytes(data)
+        self.refused(str(self.database), 'malformed', 'backup')
+
+    def test_history_free_where_history_is_kept(self):
+        self.create(keep_history=True)
+        self.refused(str(self.database), 'history-preserving', 'keep-history true', keep_history=False)
+
+    def test_history_preserving_where_none_is_kept(self):
+        self.create(keep_history=False)
+        self.refused(str(self.database), 'history-free', 'keep-history false', keep_history=True)
+
+    def test_newer_than_the_code(self):
+        self.create()
+        self.run_sql("UPDATE relstore_meta SET value = '99' WHERE name = 'schema'")
+        self.refused(str(self.database), 'version 99', 'version 1', 'newer relstore')
+
+    def test_a_table_is_missing(self):
+        self.create()
+        self.run_sql('DROP TABLE pack_object')
+        self.refused(str(self.database), 'pack_object', 'create-schema', create_schema=False)
+
+    def test_pragma_that_would_lose_data(self):
+        """Without a journal SQLite cannot roll back, and a conflict would be half a commit."""
+        for value in 'OFF', 'memory', 'DELETE':
+            with self.subTest(value):
+                self.check(self.refusal_of_pragma('journal_mode', value), 'journal_mode', value)
+
+    def test_pragma_that_is_none(self):
+        for name, value in [('synchronous', 'FULL; DROP TABLE object_state'), ('cache size', '1'), ('', '1')]:
+            with self.subTest(name):
+                self.check(self.refusal_of_pragma(name, value), 'pragma', value)
+
+    def refusal_of_pragma(self, name, value):
+        return self.refusal(lambda: relstore.RelStore(relstore.SQLite(str(self.directory), pragmas={name: value})))
+
+
+class Keywords(SQLiteRefusals):
+
+    def refusal_of(self, **options):
+        message = self.refusal(lambda: relstore.RelStore(relstore.SQLite(str(self.directory)), **options))
+        self.assertEqual(self.content(), {})
+        return message
+
+    def test_unknown_option(self):
+        self.check(self.refusal_of(keep_histry=False), "'keep_histry'", "'keep_history'")
+
+    def test_value_that_is_not_allowed(self):
+        self.check(self.refusal_of(pool_size=0), 'pool-size', '0', '2 or more')
+
+
+class CommandLine(unittest.TestCase):
+
+    def test_no_traceback(self):
+        for arguments in [], ['frobnicate'], ['demo', '--frobnicate'], ['demo', '--data', '/no/such/Data.fs']:
+            with self.subTest(arguments):
+                done = subprocess.run([sys.executable, '-m', 'relstore.cli.main', *arguments],
+                                      capture_output=True, text=True, env=environment())
+                self.assertEqual(done.returncode, 2)
+                self.assertNotIn('Traceback', done.stderr)
+                self.assertIn('relstore', done.stderr)
+
+
+del Refusals, PostgreSQLRefusals, SQLiteRefusals

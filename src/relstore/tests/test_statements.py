@@ -1,0 +1,412 @@
+"""The SQL: every statement is one that its database understands, and none reads more when the database grows."""
+import re
+import sqlite3
+import unittest
+from types import SimpleNamespace
+
+import psycopg2
+from persistent.TimeStamp import TimeStamp
+from ZODB.utils import u64
+
+import relstore
+from relstore.adapters.base import MAX_TID
+from relstore.tests.backends import (
+    Psycopg2HistoryFree,
+    Psycopg2HistoryPreserving,
+    SQLiteHistoryFree,
+    SQLiteHistoryPreserving,
+    cases,
+)
+
+TABLES = ('transaction', 'object_state', 'current_object')      # those that grow with the site
+
+#: Statements that may read whole tables: name -> why.
+SCANS = {
+    'zap': 'removes everything',
+    'delete_transactions': 'removes everything',
+    'count_up_to': 'ends at its LIMIT; any order will do',
+    'staged': 'nothing is known of how many rows were staged, except that they were too many for one message',
+}
+
+#: Besides, as long as there are no statistics: name -> why.
+SCANS_WITHOUT_STATISTICS = {
+    'undo': 'then a transaction is guessed to have one record in 200 of the site',
+    'poll': 'then one record in three of the site is guessed to be newer than any tid',
+}
+
+#: Statements that are not run here, only prepared: name -> why.
+NOT_MEASURED = {
+    'zap': 'removes everything',
+    'delete_transactions': 'removes everything',
+    'relations': 'the catalogue, which does not grow',
+    'execute_load_at': 'what `prepare` prepared, which is load_at',
+}
+
+# A site: objects 1 to n came with an import, all in one transaction. Those with even oids were changed twice since,
+# in the order of their oids, twenty in a transaction.
+BASE = u64(TimeStamp(2020, 1, 1, 0, 0, 0.0).raw())
+IMPORT = BASE + 1
+CURRENT = f'CASE WHEN n % 2 = 1 THEN {IMPORT} ELSE {BASE} + 2 + (:objects / 2 + n / 2 - 1) / 20 END'
+STATE = f"CAST('{'x' * 100}' AS bytea), CAST('' AS bytea)"
+
+FILL_PRESERVING = f"""
+INSERT INTO "transaction" (tid, username, description)
+    SELECT CASE WHEN n = 0 THEN 0 ELSE {BASE} + n END, CAST('' AS bytea), CAST('' AS bytea)
+    FROM numbers(0, 2 + :objects / 20);
+INSERT INTO object_state (zoid, tid, prev_tid, md5, state_size, state, refs)
+    SELECT n, {IMPORT}, 0, '0123456789abcdef0123456789abcdef', 100, {STATE} FROM numbers(1, :objects);
+INSERT INTO object_state (zoid, tid, prev_tid, md5, state_size, state, refs)
+    SELECT 2 + 2 * n % :objects, {BASE} + 2 + n / 20,
+           CASE WHEN n < :objects / 2 THEN {IMPORT} ELSE {BASE} + 2 + (n - :objects / 2) / 20 END,
+           '0123456789abcdef0123456789abcdef', 100, {STATE}
+    FROM numbers(0, :objects - 1);
+INSERT INTO current_object (zoid, tid) SELECT n, {CURRENT} FROM numbers(1, :objects);
+"""
+FILL_FREE = f"""
+INSERT INTO object_state (zoid, tid, refs_tid, state_size, state, refs)
+    SELECT n, {CURRENT}, {BASE}, 100, {STATE} FROM numbers(1, :objects);
+"""
+
+# How statements of every database are called: name -> parameters, from a site.
+PARAMETERS = {
+    'load_at': lambda s: (s.oid, s.last),
+    'load_now': lambda s: (s.oid,),
+    'load_serial': lambda s: (s.oid, s.tid),
+    'load_before': lambda s: (s.oid, s.last, s.oid, s.last),
+    'load_many': lambda s: (s.oids, s.last),
+    'current_tid': lambda s: (s.oid,),
+    'current_tids': lambda s: (s.oids,),
+    'poll': lambda s: (s.last - 3, 100_001),
+    'history': lambda s: (s.oid, 20),
+    'undo_log': lambda s: (MAX_TID, 200),
+    'transaction_is_undoable': lambda s: (s.tid,),
+    'undo': lambda s: (s.tid,),
+    'transactions': lambda s: (s.tid, MAX_TID, 100),
+    'records': lambda s: (s.tid, s.oid - 20, 100),
+    'current_records': lambda s: (s.oid, s.oid, 100),
+    'count_up_to': lambda s: (5000,),
+    'new_epoch': lambda s: ('x',),
+    'add_meta': lambda s: ('x', 'y'),
+    # PostgreSQL
+    'vote': lambda s: (s.epoch, '1000', None, s.oids, s.oids, s.tids, f'{{{s.oid}}}', f'{{{s.tid}}}'),
+    'stage': lambda s: s.arrays,
+    'finish': lambda s: ('1000', None, b'', b'', None, False, *s.arrays),
+    'transaction_status': lambda s: ('3',),
+    'terminate': lambda s: (0,),
+    'tid_of': lambda s: (s.last - 3, '3'),
+    'new_oids': lambda s: (1,),
+    'skip_blocks': lambda s: (1,),
+    'jump_to_block': lambda s: (1, 1),
+    'schema_exists': lambda s: ('public',),
+    'size': lambda s: ('public',),
+    # SQLite
+    'insert_transaction': lambda s: (s.last + 10, b'', b'', b''),
+    'insert_state': lambda s: (
+        (s.last, s.oid + 5, '0' * 32, 3, b'abc', b'', None, s.oid + 5) if s.keep_history else
+        (s.oid + 5, s.last, 3, b'abc', b'', s.last)),
+    'point_current': lambda s: (s.oid, s.tid),
+    'take_oids': lambda s: (16,),
+    'raise_oid': lambda s: (16,),
+    'raise_relstorage_oid': lambda s: (1,),
+}
+
+
+def site(objects, keep_history, as_list):
+    """What is in a filled database, for parameters: an object in the middle that was changed, and others after it."""
+    def current(oid):
+        return IMPORT if oid % 2 else BASE + 2 + (objects // 2 + oid // 2 - 1) // 20
+
+    oid = objects // 2
+    oids = range(oid, oid + 960, 30) if oid > 1000 else range(2, 34)
+    mixed = [other + n % 2 for n, other in enumerate(oids)]
+    rows = '{' + ','.join(map(str, mixed[1:4])) + '}'
+    return SimpleNamespace(
+        keep_history=keep_history, epoch='', oid=oid, tid=current(oid), last=current(objects), oids=as_list(mixed),
+        tids=as_list(map(current, mixed)),
+        arrays=(rows, '{0,3,6}', '{3,3,3}', '{a,b,c}', '{NULL,NULL,NULL}', '{0,0,0}', '{0,0,0}', b'aaabbbccc', b''))
+
+
+def parts(text):
+    """The statements of a text, one by one."""
+    return [part for part in re.split(r';\s*\n', text) if part.strip()]
+
+
+def explains(statement):
+    return statement.split()[0] in ('SELECT', 'INSERT', 'UPDATE', 'DELETE', 'WITH')
+
+
+class Suite(unittest.TestCase):
+
+    def statements(self):
+        """Yield (name, statement, the parameters that it is measured with, or None) of each statement there is."""
+        for name, text in self.sql:
+            for statement in parts(text):
+                if name in NOT_MEASURED or not explains(statement):
+                    yield name, statement, None
+                elif '?' not in statement:
+                    yield name, statement, ()
+                else:
+                    self.assertIn(name, PARAMETERS, 'how is it called?')
+                    parameters = PARAMETERS[name](self.site)
+                    self.assertEqual(len(parameters), statement.count('?'), statement)
+                    yield name, statement, parameters
+
+    def fill(self, objects):
+        raise NotImplementedError
+
+    def measure(self):
+        """Return how much each statement reads: name -> a number. Fails where one reads a whole table."""
+        raise NotImplementedError
+
+    def bounded(self, small, large):
+        """Compare two measurements: a tree may be one page deeper, and a page split elsewhere."""
+        self.assertEqual(small.keys(), large.keys())
+        self.assertGreater(len(small), 20)
+        for name in small:
+            with self.subTest(name):
+                self.assertLessEqual(large[name], 1.3 * small[name] + self.slack)
+
+    def test_pages_of_a_large_transaction(self):
+        """A transaction may be as large as the site, and each of its records is read once, not once for each page."""
+        self.fill(10_000)
+        self.ask('ANALYZE')
+        small = self.cost(*self.page_of_import())
+        self.fill(40_000)
+        self.ask('ANALYZE')
+        large = self.cost(*self.page_of_import())
+        self.assertLessEqual(large, 1.3 * small + self.slack)
+
+    def page_of_import(self):
+        [records] = [text for name, text in self.sql if name == 'records']
+        return records, (IMPORT, 0, 100)
+
+    def test_every_statement_has_a_text_without_placeholders_of_the_code(self):
+        for name, text in self.sql:
+            with self.subTest(name):
+                self.assertNotRegex(text.replace("'{", '').replace('{$', ''), r'\{[a-z_]+\}|%s')
+                self.assertEqual(getattr(self.sql, name).count(self.placeholder), text.count('?'))
+
+    def test_reasons_name_statements(self):
+        """Lists of exceptions do not outlive what they except."""
+        names = {name for name, _ in self.sql} | {'zap', 'delete_transactions', 'staged', 'undo', 'execute_load_at'}
+        self.assertLessEqual(SCANS.keys() | SCANS_WITHOUT_STATISTICS.keys() | NOT_MEASURED.keys(), names)
+
+
+class OnPostgreSQL(Suite):
+    placeholder = '%s'
+    slack = 8       # pages
+
+    def setUp(self):
+        super().setUp()
+        # One that no other test fills, so that it has no statistics yet.
+        storage = self.open_storage(f'statements_{self._testMethodName[-12:]}')
+        self.addCleanup(storage.close)
+        self.sql, self.list = storage._adapter.sql, storage._adapter.oid_list
+        self.connection = psycopg2.connect(self.dsn(f'statements_{self._testMethodName[-12:]}'))
+        self.addCleanup(self.connection.close)
+        self.connection.autocommit = True
+        self.site = site(1000, self.keep_history, self.list)
+        [[self.epoch]] = self.ask(self.sql.epoch)
+
+    def ask(self, sql, parameters=None):
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql, parameters)
+            return cursor.fetchall() if cursor.description else []
+
+    def test_every_statement_is_understood(self):
+        for name, statement, _ in self.statements():
+            with self.subTest(name):
+                if name == 'execute_load_at':
+                    self.ask(self.sql.prepare)
+                    self.ask(self.sql.execute_load_at, (self.site.oid, self.site.last))
+                    self.ask('DEALLOCATE relstore_load_at')
+                elif explains(statement):
+                    first, *rest = statement.split('?')
+                    self.ask(f'PREPARE a AS {first}' + ''.join(f'${n}{text}' for n, text in enumerate(rest, 1)))
+                    self.ask('DEALLOCATE a')
+                else:
+                    self.ask('BEGIN')
+                    self.ask(statement)
+                    self.ask('ROLLBACK')
+                    self.ask('DEALLOCATE ALL')
+
+    def test_work_does_not_grow_with_the_site(self):
+        self.fill(20_000)
+        with self.subTest('without statistics'):
+            self.measure(SCANS | SCANS_WITHOUT_STATISTICS)
+        self.ask('ANALYZE')
+        small = self.measure()
+        self.fill(40_000)
+        with self.subTest('with statistics that are old'):
+            self.measure()
+        self.ask('ANALYZE')
+        self.bounded(small, self.measure())
+
+    def test_site_that_grew_since_its_statistics(self):
+        """As after an import into a new database: the last statistics say that there is next to nothing."""
+        self.fill(100)
+        self.ask('ANALYZE')
+        self.fill(20_000)
+        self.measure()
+
+    def test_measurement_notices_a_scan(self):
+        self.fill(2000)
+        self.ask("CREATE FUNCTION scan() RETURNS bigint LANGUAGE plpgsql AS "
+                 "'BEGIN RETURN (SELECT sum(state_size) FROM object_state); END'")
+        self.addCleanup(self.ask, 'DROP FUNCTION scan()')
+        for statement in 'SELECT sum(state_size) FROM object_state', 'SELECT scan()':
+            with self.assertRaisesRegex(AssertionError, 'object_state'):
+                self.cost(statement, ())
+
+    def fill(self, objects):
+        tables = TABLES if self.keep_history else ('object_state',)
+        for table in tables:    # no statistics but ours
+            self.ask(f'ALTER TABLE "{table}" SET (autovacuum_enabled = off)')
+        self.ask('CREATE OR REPLACE FUNCTION numbers(bigint, bigint) RETURNS TABLE (n bigint) LANGUAGE sql AS '
+                 "'SELECT generate_series($1, $2)'")
+        self.ask('SET session_replication_role = replica')      # foreign keys: trusted, and slow
+        self.ask(f'TRUNCATE {", ".join(TABLES) if self.keep_history else "object_state"} CASCADE')
+        text = FILL_PRESERVING if self.keep_history else FILL_FREE
+        self.ask(text.replace(':objects', str(objects)))
+        self.ask('RESET session_replication_role')
+        self.ask(f"SELECT setval('zoid_seq', {objects} / 16 + 1)")
+        self.ask('VACUUM')      # sets what makes reading an index alone possible
+        self.site = site(objects, self.keep_history, self.list)
+        self.site.epoch = self.epoch
+
+    def measure(self, scans_allowed=SCANS):
+        work = {}
+        for name, statement, parameters in self.statements():
+            if parameters is not None:
+                with self.subTest(name):
+                    work[name] = self.cost(statement, parameters, name in scans_allowed)
+        with self.subTest('staged'):
+            finish = parts(self.sql.finish)[0], ('1000', None, b'', b'', None, True, *[None] * 9)
+            self.cost(*finish, 'staged' in scans_allowed, before=(self.sql.stage, self.site.arrays))
+        return work
+
+    def cost(self, statement, parameters, scan_allowed=False, before=None):
+        """Run a statement and roll back; return how many pages it read, in functions too."""
+        statement = statement.replace('?', '%s')
+        self.ask('BEGIN')
+        try:
+            if before is not None:
+                self.ask(*before)
+            scans = self.scans()
+            [[[explained]]] = self.ask(f'EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}', parameters)
+            if not scan_allowed:
+                self.assertEqual(self.scans(), scans, f'tables read whole by {statement}')
+            plan = explained['Plan']
+            return plan['Shared Hit Blocks'] + plan['Shared Read Blocks']
+        finally:
+            self.ask('ROLLBACK')
+
+    def scans(self):
+        """Whole tables that this transaction has read: name -> (scans, rows)."""
+        return {name: (scans, rows) for name, scans, rows in self.ask(
+            'SELECT relname, seq_scan, seq_tup_read FROM pg_stat_xact_user_tables '
+            'WHERE schemaname = %s AND relname = ANY(%s)', ('public', list(TABLES)))}
+
+
+class OnSQLite(Suite):
+    placeholder = '?'
+    slack = 60      # instructions of SQLite's machine
+
+    def setUp(self):
+        super().setUp()
+        adapter = self.adapter()
+        storage = relstore.RelStore(adapter, keep_history=self.keep_history)
+        self.addCleanup(storage.close)
+        self.sql, self.list = adapter.sql, adapter.oid_list
+        self.connection = sqlite3.connect(adapter.path, isolation_level=None)
+        self.addCleanup(self.connection.close)
+        self.ask('CREATE TEMPORARY TABLE new_oid (zoid INTEGER PRIMARY KEY)')    # is in a file of RelStorage's
+        self.site = site(1000, self.keep_history, self.list)
+
+    def test_every_statement_is_understood(self):
+        for name, statement, _ in self.statements():
+            with self.subTest(name):
+                self.connection.execute(f'EXPLAIN {statement}', [None] * statement.count('?'))
+
+    def ask(self, sql):
+        return self.connection.execute(sql).fetchall()
+
+    def test_every_statement_finds_its_rows_by_an_index(self):
+        for name, statement, _ in self.statements():
+            if explains(statement) and name not in SCANS:
+                with self.subTest(name):
+                    self.check_plan(statement)
+
+    def check_plan(self, statement):
+        plan = self.connection.execute(f'EXPLAIN QUERY PLAN {statement}', [None] * statement.count('?')).fetchall()
+        for *_, step in plan:
+            # An index that is walked in order costs what a LIMIT makes of it.
+            scan = re.match(r'SCAN (?:"?\w+"? AS )?"?(\w+)"?(.*)', step)
+            if scan:
+                table = self.tables(statement).get(scan[1], scan[1])
+                if table in TABLES:
+                    self.assertIn('LIMIT', statement, step)
+                    self.assertIn(' USING ', scan[2], step)
+
+    def tables(self, statement):
+        """Aliases in a statement -> tables."""
+        return {alias: table for table, alias in re.findall(r'(?:FROM|JOIN) "?(\w+)"? (\w)\b', statement)}
+
+    def test_check_notices_a_scan(self):
+        for statement in ('SELECT 1 FROM object_state WHERE state_size = 5',
+                          'SELECT 1 FROM object_state s WHERE s.state_size = 5 LIMIT 1',
+                          'SELECT sum(tid) FROM object_state'):
+            with self.assertRaises(AssertionError):
+                self.check_plan(statement)
+        self.fill(1000)
+        small = self.cost('SELECT 1 FROM object_state WHERE state_size = 5', ())
+        self.fill(2000)
+        self.assertGreater(self.cost('SELECT 1 FROM object_state WHERE state_size = 5', ()), 1.9 * small)
+
+    def test_work_does_not_grow_with_the_site(self):
+        self.fill(20_000)
+        small = self.measure()
+        self.fill(40_000)
+        large = self.measure()
+        self.bounded(small, large)
+        self.ask('ANALYZE')
+        self.bounded(small, self.measure())
+
+    def fill(self, objects):
+        for table in reversed(TABLES if self.keep_history else ('object_state',)):
+            self.connection.execute(f'DELETE FROM "{table}"')
+        text = FILL_PRESERVING if self.keep_history else FILL_FREE
+        numbers = (r'(WITH RECURSIVE r (n) AS (SELECT \1 UNION ALL SELECT n + 1 FROM r WHERE n < \2) SELECT n FROM r)')
+        text = re.sub(r'numbers\((.*), (.*?)\)', numbers, text.replace(':objects', str(objects)))
+        self.connection.executescript(f'BEGIN; {text.replace("AS bytea", "AS BLOB")} COMMIT')
+        self.site = site(objects, self.keep_history, self.list)
+
+    def measure(self):
+        work = {}
+        for name, statement, parameters in self.statements():
+            if parameters is not None:
+                with self.subTest(name):
+                    work[name] = self.cost(statement, parameters)
+        return work
+
+    def cost(self, statement, parameters):
+        """Run a statement and roll back; return how many instructions it took."""
+        instructions = 0
+
+        def count():
+            nonlocal instructions
+            instructions += 1
+
+        self.connection.execute('BEGIN')
+        self.connection.set_progress_handler(count, 1)
+        try:
+            self.connection.execute(statement, parameters).fetchall()
+        finally:
+            self.connection.set_progress_handler(None, 1)
+            self.connection.execute('ROLLBACK')
+        return instructions
+
+
+cases(globals(), OnPostgreSQL, backends=(Psycopg2HistoryPreserving, Psycopg2HistoryFree))
+cases(globals(), OnSQLite, backends=(SQLiteHistoryPreserving, SQLiteHistoryFree))
+del Suite, OnPostgreSQL, OnSQLite
