@@ -141,7 +141,8 @@ class Transaction:
 
     def _refuse(self, verdict) -> None:
         if verdict.epoch_changed:
-            self._session.broken = True     # it says the epoch of its birth
+            self._session.rollback()
+            self._database.poll(self._session)      # the next attempt is to know, also that of one who never polls
             raise Unavailable('The database was restarted after a crash, failed over, or restored since this '
                               'transaction read from it; nothing was stored.')
         if verdict.outdated:

@@ -30,9 +30,13 @@ class Database:
         self.transform = self.untransform = lambda record: record
         self._lock = threading.Lock()           # for changes of the epoch, with the cache's generation
         self._epoch: str | None = None
-        with self.pool.session() as session:
-            self.name = adapter.meta(session)['database']       # the same for whoever opens it
-            self._begin(session.epoch, adapter.last_tid(session))
+        try:
+            with self.pool.session() as session:
+                self.name = adapter.meta(session)['database']       # the same for whoever opens it
+                self._begin(session.epoch, adapter.last_tid(session))
+        except BaseException:
+            self.pool.close()
+            raise
 
     @property
     def epoch(self) -> str:

@@ -1,6 +1,8 @@
 """OidAllocator: new object ids, taken from the database in blocks."""
+import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 
@@ -23,6 +25,9 @@ class OidAllocator:
         self._wanted = 1
         self._refilled = 0.0
         self._own: set[int] = set()
+        # What is left belongs to the parent.
+        allocator = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: allocator() and allocator()._start_anew())
         # The database counts on from here or above.
         self.highest = 0
 
@@ -42,6 +47,10 @@ class OidAllocator:
             self._free.clear()
             self._own.clear()
             self.highest = 0
+
+    def _start_anew(self) -> None:
+        self._lock = threading.Lock()
+        self.forget()
 
     def _refill(self) -> None:
         now = time.monotonic()

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from relstore.adapters.drivers import Driver
-from relstore.errors import Deadlock, Disconnected, Unavailable
+from relstore.errors import Deadlock, Disconnected, StorageError, Unavailable
 
 Row = tuple[Any, ...]
 Result = TypeVar('Result')
@@ -27,6 +27,7 @@ class Session:
         module = driver.load()
         self._driver = driver
         self._errors = module.Error
+        self.pid = os.getpid()
         self.broken = False
         # The epoch the database had when this session began; see Database.
         self.epoch: str | None = None
@@ -72,7 +73,7 @@ class Session:
 
     def rollback(self) -> None:
         """End the transaction, if one is open, without effect."""
-        if self.in_transaction:
+        if not self.broken and self.in_transaction:
             self.run('ROLLBACK')
 
     def close(self) -> None:
@@ -80,6 +81,8 @@ class Session:
         self._do(_close, self._connection)
 
     def _do(self, act: Callable[..., Result], *arguments) -> Result:
+        if self.pid != os.getpid():
+            raise Disconnected('The connection belongs to the process that this one was forked from.')
         try:
             return act(*arguments)
         except self._errors as error:
@@ -146,11 +149,14 @@ class SessionPool:
 
     def give_back(self, session: Session) -> None:
         """Take a session back: rolled back if a transaction is open in it, dropped if it is broken or retired."""
+        if session.pid != os.getpid():
+            self._abandoned.append(session)
+            return
         try:
             if not session.broken and session.in_transaction:
                 session.rollback()
-        except Disconnected:
-            session.broken = True
+        except StorageError:
+            session.broken = True       # what cannot be rolled back ends with its connection
         finally:
             if session.broken or session.era != self._era:
                 self._drop(session)

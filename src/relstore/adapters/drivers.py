@@ -81,15 +81,20 @@ def _classify_sqlite(error: Exception) -> type[Exception]:
     return DatabaseError
 
 
+def _libpq_defaults(dsn: str) -> dict:
+    """What libpq is told beside the dsn, where that is silent: not to wait for a dead host for minutes."""
+    return {'fallback_application_name': 'relstore'} | ({} if 'connect_timeout' in dsn else {'connect_timeout': 10})
+
+
 def _connect_psycopg2(psycopg2: ModuleType, dsn: str):
-    connection = psycopg2.connect(dsn, fallback_application_name='relstore')
+    connection = psycopg2.connect(dsn, **_libpq_defaults(dsn))
     connection.autocommit = True
     return connection
 
 
 def _connect_psycopg(psycopg: ModuleType, dsn: str):
     # Nothing is prepared behind our back: it would be state of the session, which pgbouncer may swap.
-    return psycopg.connect(dsn, autocommit=True, prepare_threshold=None, fallback_application_name='relstore')
+    return psycopg.connect(dsn, autocommit=True, prepare_threshold=None, **_libpq_defaults(dsn))
 
 
 def _connect_sqlite(sqlite3: ModuleType, path: str, timeout: float):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from relstore.adapters.base import Adapter, Ballot, Metadata, Revision, Verdict
 from relstore.adapters.drivers import find_driver
 from relstore.adapters.statements import Statements, Tables, read
-from relstore.errors import ConfigurationError, DatabaseError, Disconnected
+from relstore.errors import ConfigurationError, DatabaseError, Disconnected, Unavailable
 from relstore.session import Session
 
 OLDEST = 130000                 # xid8 and pg_current_xact_id() came with 13
@@ -175,7 +175,7 @@ class PostgreSQL(Adapter):
                 since = tid
             else:
                 backend, transaction = oid, tid
-                verdict.ticket = [backend, transaction, since]
+                verdict.ticket = [backend, transaction, since, ballot.epoch]
         return verdict
 
     def stage(self, session: Session, batches: Iterable) -> Iterable:
@@ -201,7 +201,14 @@ class PostgreSQL(Adapter):
         So wait until the server knows, ending the orphan if it takes long. Then a commit of our own makes what we
         answer durable before we answer it.
         """
-        backend, transaction, since = ticket
+        backend, transaction, since, epoch = ticket
+        crashed = session.epoch != epoch
+        if crashed:
+            # Recovery gives numbers again that left no trace in the log. Commits of the new epoch have later ones
+            # than the epoch itself.
+            [[first]] = session.all(self.sql.epoch_transaction)
+            if (transaction - first) % 2 ** 32 < 2 ** 31:
+                return None
         patience = time.monotonic() + ORPHAN_PATIENCE
         while True:
             [[status]] = session.all(self.sql.transaction_status, (str(transaction),))
@@ -215,6 +222,10 @@ class PostgreSQL(Adapter):
         if status != 'committed':
             return None
         [[tid]] = session.all(self.sql.tid_of, (since, str(transaction)))
+        if tid is None and self.keep_history:
+            return None     # the number is that of something else after a crash
+        if tid is None and crashed:
+            raise Unavailable('the server has crashed since, and the objects were changed again or not at all')
         if tid is None:
             # History-free: others have overwritten all of it already. Any tid between serves; the next poll corrects.
             tid = min([current for oid in oids if (current := self.current_tid(session, oid))], default=since + 1) - 1

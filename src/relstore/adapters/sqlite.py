@@ -193,7 +193,12 @@ class SQLite(Adapter):
             else:
                 session.many(self.sql.insert_state, [
                     (row.oid, tid, row.size or 0, state, row.refs, tid) for row, state in batch])
-        session.run(self.sql.commit)
+        try:
+            session.run(self.sql.commit)
+        except Exception:
+            if not session.broken and session.in_transaction:
+                ticket.pop()        # certainly not; and after the rollback another process may use the tid
+            raise
         return tid
 
     def outcome(self, session: Session, ticket: list, oids: Sequence[int]) -> int | None:

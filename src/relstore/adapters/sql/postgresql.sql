@@ -55,6 +55,9 @@ SELECT current_setting('relstore.tid')
 -- name: transaction_status
 SELECT pg_xact_status(?::text::xid8)
 
+-- name: epoch_transaction
+SELECT xmin::text::bigint FROM {relstore_epoch}
+
 -- name: terminate
 SELECT pg_terminate_backend(?)
 

@@ -114,6 +114,10 @@ BEGIN
     IF FOUND THEN
         RETURN;
     END IF;
+    IF ({epoch}) IS DISTINCT FROM p_epoch THEN      -- the database was emptied during the wait
+        RETURN QUERY SELECT 'epoch', 0::bigint, 0::bigint, NULL::bytea;
+        RETURN;
+    END IF;
     RETURN QUERY SELECT 'conflict', o.zoid, coalesce(c.tid, 0), s.state
         FROM unnest(p_oids, p_tids) o (zoid, tid) LEFT JOIN {current} c ON c.zoid = o.zoid
              LEFT JOIN {object_state} s ON s.zoid = c.zoid AND s.tid = c.tid
