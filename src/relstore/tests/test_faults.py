@@ -1,0 +1,763 @@
+"""The database fails at statement n, for every n of an operation: nothing is half done, nothing stays behind, and
+the same storage goes on working.
+
+The faults are real: the server refuses a statement, a backend is ended, a TCP connection is cut after byte k.
+"""
+import gc
+import itertools
+import os
+import random
+import threading
+import time
+import warnings
+from contextlib import closing
+from dataclasses import replace
+from unittest import TestCase
+from unittest.mock import patch
+
+import psycopg2
+from persistent.TimeStamp import TimeStamp
+from psycopg2.extensions import make_dsn
+from transaction.interfaces import TransientError
+from ZODB.Connection import TransactionMetaData
+from ZODB.POSException import StorageError
+from ZODB.tests.ConflictResolution import PCounter
+from ZODB.tests.MinPO import MinPO
+from ZODB.tests.StorageTestBase import zodb_pickle, zodb_unpickle
+from ZODB.utils import p64, u64, z64
+
+import relstore
+from relstore import spool
+from relstore.adapters.drivers import DRIVERS, Driver
+from relstore.errors import OutcomeUnknown, Unavailable
+from relstore.tests.backends import (
+    HISTORY_PRESERVING,
+    Psycopg2HistoryFree,
+    Psycopg2HistoryPreserving,
+    Psycopg3HistoryFree,
+    Psycopg3HistoryPreserving,
+    SQLiteBackend,
+    SQLiteHistoryFree,
+    SQLiteHistoryPreserving,
+    cases,
+)
+from relstore.tests.proxy import CuttingProxy
+
+POSTGRESQL = Psycopg2HistoryPreserving, Psycopg2HistoryFree, Psycopg3HistoryPreserving, Psycopg3HistoryFree
+
+#: What may go up to an application that is to try again, or to give up.
+TOLD = StorageError, TransientError
+
+
+class Watch:
+    """A connection of the test's own, to see and to end what others do in the database."""
+
+    def __init__(self, dsn: str):
+        self._connection = psycopg2.connect(dsn)
+        self._connection.autocommit = True
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def rows(self, sql: str, *parameters) -> list[tuple]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(sql, parameters or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def one(self, sql: str, *parameters):
+        [[value]] = self.rows(sql, *parameters)
+        return value
+
+    def until(self, condition: str, *parameters, seconds: float = 20) -> None:
+        """Return when the SQL expression is true; AssertionError, with what the backends do, if it never is."""
+        deadline = time.monotonic() + seconds
+        while not self.one(f'SELECT {condition}', *parameters):
+            if time.monotonic() > deadline:
+                doing = self.rows('SELECT pid, state, wait_event, left(query, 60) FROM pg_stat_activity '
+                                  'WHERE datname = current_database()')
+                raise AssertionError(f'not after {seconds} s: {condition} {parameters}; {doing}')
+            self.rows('SELECT pg_sleep(0.002)')     # between two looks
+
+    def terminate(self, pid: int) -> None:
+        self.rows('SELECT pg_terminate_backend(%s)', pid)
+        self.until('NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)', pid)
+
+    def until_nothing_is_open(self) -> None:
+        self.until("NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() "
+                   "AND pid <> pg_backend_pid() AND backend_type = 'client backend' "
+                   "AND (state LIKE 'idle in%%' OR xact_start IS NOT NULL))", seconds=5)
+
+
+class PostgreSQLTrouble:
+    """How to do harm to a connection of psycopg2 or psycopg."""
+
+    def __init__(self, dsn: str):
+        self._watch = Watch(dsn)
+
+    def kill(self, connection) -> None:
+        self._watch.terminate(connection.info.backend_pid)
+
+    def refuse(self, connection) -> None:
+        """Let the server answer with an error, as if it was the answer to the statement."""
+        connection.cursor().execute("DO $$ BEGIN RAISE EXCEPTION 'by the test' USING ERRCODE = '40001'; END $$")
+
+    def refuse_connection(self, module, *arguments) -> None:
+        module.connect(host='/nonexistent', dbname='none')
+
+    def settled(self) -> None:
+        self._watch.until_nothing_is_open()
+
+    def close(self) -> None:
+        self._watch.close()
+
+
+class SQLiteTrouble:
+
+    def kill(self, connection) -> None:
+        connection.rollback()   # a cursor that somebody still holds would keep the transaction
+        connection.close()
+
+    def refuse(self, connection) -> None:
+        connection.execute('SELECT abs(-9223372036854775808)')
+
+    def refuse_connection(self, module, *arguments) -> None:
+        module.connect('file:/nonexistent/file?mode=ro', uri=True)
+
+    def settled(self) -> None:
+        """A lock that was left would be seen by the next commit."""
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+class Faults:
+    """Stands between sessions and a driver, counts what is sent, and makes the statement `at` fail in one way:
+
+    refused     the database answers with an error instead; the connection is in order
+    killed      the connection is ended before the statement is sent
+    lost        the statement is executed, then the connection ended before the answer arrives
+    down        from this statement on every connection is ended, and no new one is made
+    """
+    KINDS = 'refused', 'killed', 'lost', 'down'
+
+    def __init__(self, trouble):
+        self._trouble = trouble
+        self._kind: str | None = None
+        self._at = self.count = 0
+        self.open: set[Connection] = set()
+
+    def arm(self, kind: str, at: int) -> None:
+        self._kind, self._at, self.count = kind, at, 0
+
+    def disarm(self) -> bool:
+        """Return whether the fault has happened."""
+        self._kind = None
+        return self.count >= self._at
+
+    def driver(self, driver: Driver) -> Driver:
+        """Return the driver with this in between."""
+        def connect(module, *arguments):
+            kind = self._next()
+            if kind in ('refused', 'down'):
+                self._trouble.refuse_connection(module, *arguments)
+            connection = Connection(self, driver.connect(module, *arguments))
+            if kind is not None:
+                self._trouble.kill(connection.real)
+            return connection
+
+        def script(connection, sql, parameters):
+            return self.send(connection.real, lambda: driver.script(connection.real, sql, parameters))
+
+        return replace(driver, connect=connect, script=script)
+
+    def send(self, connection, work):
+        kind = self._next()
+        if kind == 'refused':
+            self._trouble.refuse(connection)
+        if kind in ('killed', 'down'):
+            self._trouble.kill(connection)
+        result = work()
+        if kind == 'lost':
+            self._trouble.kill(connection)
+            connection.cursor().execute('SELECT 1')
+        return result
+
+    def _next(self) -> str | None:
+        if self._kind is None:
+            return None
+        self.count += 1
+        due = self.count == self._at or self.count > self._at and self._kind == 'down'
+        return self._kind if due else None
+
+
+class Connection:
+
+    def __init__(self, faults: Faults, real):
+        self.real, self._faults = real, faults
+        faults.open.add(self)
+
+    def cursor(self, **options) -> 'Cursor':
+        return Cursor(self._faults, self.real, self.real.cursor(**options))
+
+    @property
+    def info(self):
+        return self.real.info
+
+    @property
+    def in_transaction(self) -> bool:
+        return self.real.in_transaction
+
+    def close(self) -> None:
+        self._faults.open.discard(self)
+        self.real.close()
+
+
+class Cursor:
+
+    def __init__(self, faults: Faults, connection, real):
+        self._faults, self._connection, self._real = faults, connection, real
+
+    def execute(self, sql, parameters) -> None:
+        self._faults.send(self._connection, lambda: self._real.execute(sql, parameters))
+
+    def executemany(self, sql, rows) -> None:
+        self._faults.send(self._connection, lambda: self._real.executemany(sql, rows))
+
+    def fetchall(self):
+        return self._real.fetchall()
+
+    @property
+    def rowcount(self) -> int:
+        return self._real.rowcount
+
+
+def join_all_but(these: list) -> None:
+    """Wait for the threads of a proxy, which end when their connections do."""
+    for thread in set(threading.enumerate()) - set(these):
+        if thread.daemon:
+            thread.join(10)
+
+
+def state(value: int) -> bytes:
+    return zodb_pickle(MinPO(value))
+
+
+def counter(value: int) -> bytes:
+    it = PCounter()
+    it.inc(value)
+    return zodb_pickle(it)
+
+
+def value_of(record: bytes) -> int:
+    it = zodb_unpickle(record)
+    return it._value if isinstance(it, PCounter) else it.value
+
+
+def commit(storage, *changes, tid=None, work=lambda txn: None) -> bytes:
+    """Store (oid, base, state), ..., as ZODB does it; work(txn) adds to it. Return the tid."""
+    txn = TransactionMetaData()
+    storage.tpc_begin(txn, *([tid] if tid else []))
+    try:
+        for oid, base, record in changes:
+            storage.store(oid, base, record, '', txn)
+        work(txn)
+        storage.tpc_vote(txn)
+        return storage.tpc_finish(txn)
+    except BaseException:
+        storage.tpc_abort(txn)
+        raise
+    finally:
+        storage.afterCompletion()
+
+
+class Suite(TestCase):
+
+    def enter(self, context):
+        """TestCase.enterContext, which came with Python 3.11."""
+        entered = context.__enter__()
+        self.addCleanup(context.__exit__, None, None, None)
+        return entered
+
+
+class EveryStatement(Suite):
+    """Runs operations with each fault at each of their statements."""
+
+    def setUp(self):
+        super().setUp()
+        self.trouble = SQLiteTrouble() if isinstance(self, SQLiteBackend) else PostgreSQLTrouble(self.dsn())
+        self.addCleanup(self.trouble.close)
+        self.faults = Faults(self.trouble)
+        drivers = {name: self.faults.driver(driver) for name, driver in DRIVERS.items()}
+        self.enter(patch.dict(DRIVERS, drivers))
+        self.enter(patch.object(spool, 'IN_MEMORY', 100))    # temporary files for all
+        gc.collect()
+        self._before = threads(), files()
+        self._warnings = self.enter(warnings.catch_warnings(record=True))
+        warnings.simplefilter('always', ResourceWarning)
+        self.storage = self.open_storage(commit_lock_timeout=10, pool_timeout=5)
+        self.addCleanup(self.storage.close)
+        self.view = self.storage.new_instance()
+        self.other = self.open_storage(commit_lock_timeout=10)   # as another process would
+        self.addCleanup(self.other.close)
+        self.storages = [self.storage, self.other]
+        self.view.poll_invalidations()
+        self.view.afterCompletion()
+        self.ordinary = self.view.new_oid()
+        self.ordinary_tid, self.ordinary_value = z64, 0
+
+    def every_statement(self, operate, prepare=lambda: None, check=lambda prepared, outcome: None,
+                        kinds=Faults.KINDS):
+        """For each fault: prepare, operate(prepared) under it, check(prepared, its result or exception)."""
+        for kind in kinds:
+            happened, n = True, 0
+            while happened:
+                n += 1
+                try:
+                    happened = self._run(kind, n, operate, prepare, check)
+                except Exception as e:
+                    raise AssertionError(f'{kind}, statement {n}: {type(e).__name__}: {e}') from e
+            self.assertGreater(n, 1, 'the operation sends nothing')
+        self._nothing_remains_when_closed()
+
+    def _run(self, kind, n, operate, prepare, check) -> bool:
+        prepared = prepare()
+        self.faults.arm(kind, n)
+        try:
+            outcome = operate(prepared)
+        except TOLD as e:
+            outcome = e
+        finally:
+            happened = self.faults.disarm()
+        if not happened and isinstance(outcome, Exception):
+            raise outcome
+        self.kind = kind
+        check(prepared, outcome)
+        self._nothing_is_held()
+        self._an_ordinary_transaction_works()
+        return happened
+
+    def _nothing_is_held(self):
+        pools = [storage._pool for storage in self.storages]
+        self.assertFalse([pool for pool in pools if pool.lent])
+        self.assertEqual(len(self.faults.open), sum(len(pool._idle) for pool in pools), 'connections left open')
+        self.trouble.settled()
+
+    def _an_ordinary_transaction_works(self):
+        self.view.poll_invalidations()
+        if self.ordinary_value:
+            self.assertEqual(value_of(self.view.load(self.ordinary)[0]), self.ordinary_value)
+        self.ordinary_value += 1
+        self.ordinary_tid = commit(self.view, (self.ordinary, self.ordinary_tid, state(self.ordinary_value)))
+        self.assertEqual(value_of(self.other.load(self.ordinary)[0]), self.ordinary_value)
+
+    def _nothing_remains_when_closed(self):
+        fresh = self.open_storage()
+        self.assertEqual(value_of(fresh.load(self.ordinary)[0]), self.ordinary_value)
+        for storage in (fresh, self.view, *self.storages):
+            storage.close()
+        self.assertEqual(self.faults.open, set())
+        gc.collect()
+        self.assertEqual((threads(), files()), self._before)
+        self.assertEqual([str(warning.message) for warning in self._warnings], [], 'left to the garbage collector')
+
+
+def threads() -> list[str]:
+    return sorted(thread.name for thread in threading.enumerate())
+
+
+def files() -> list[str]:
+    """Return what the open file descriptors of this process lead to; SQLite's and sockets by kind only."""
+    found = []
+    for name in os.listdir('/proc/self/fd'):
+        try:
+            found.append(os.readlink(f'/proc/self/fd/{name}').partition(':[')[0])
+        except FileNotFoundError:   # that of the listing itself
+            continue
+    return sorted(path for path in found if not path.startswith('/proc/'))
+
+
+class Statements(EveryStatement):
+
+    def test_reads(self):
+        cold = self.open_storage(cache_local_mb=0)
+        self.addCleanup(cold.close)
+        self.storages.append(cold)
+        view = cold.new_instance()
+        oids = [view.new_oid() for _ in range(3)]
+        tid = commit(view, *((oid, z64, state(n)) for n, oid in enumerate(oids)))
+        view.poll_invalidations()
+        view.afterCompletion()
+
+        def read(_):
+            try:
+                view.poll_invalidations()
+                self.assertEqual([value_of(view.load(oid)[0]) for oid in oids], [0, 1, 2])
+                view.prefetch(oids)
+            finally:
+                view.afterCompletion()
+            self.assertEqual([value_of(view.loadSerial(oid, tid)) for oid in oids], [0, 1, 2])
+            self.assertEqual(view.loadBefore(oids[0], p64(u64(tid) + 1))[1:], (tid, None))
+            self.assertEqual(view.getTid(oids[0]), tid)
+            self.assertGreater(len(view), 2)
+            self.assertGreater(view.getSize(), 0)
+            self.assertGreaterEqual(cold.lastTransaction(), tid)
+            self.assertEqual(view.history(oids[0])[0]['tid'], tid)
+            self.assertIn(tid, [record.tid for txn in view.iterator(tid, tid) for record in txn])
+            self.assertEqual(view.record_iternext(oids[0])[:2], (oids[0], tid))
+            if self.keep_history:
+                self.assertIn(tid, [entry['id'] for entry in view.undoLog(0, 100_000)])
+            return 'read'
+
+        def check(_, outcome):
+            if self.keep_history and self.kind in ('killed', 'lost'):
+                self.assertEqual(outcome, 'read', 'no transaction was open: a new connection serves')
+            elif isinstance(outcome, Exception) and self.kind in ('killed', 'lost'):
+                self.assertIsInstance(outcome, TransientError)
+
+        self.every_statement(read, check=check)
+
+    def test_poll(self):
+        oid, base = self.view.new_oid(), z64
+        commit(self.other, (oid, z64, state(0)))
+        self.view.poll_invalidations()
+
+        def change():
+            nonlocal base
+            base = commit(self.other, (oid, self.other.getTid(oid), state(1)))
+            return base
+
+        def poll(_):
+            try:
+                return self.view.poll_invalidations()
+            finally:
+                self.view.afterCompletion()
+
+        def check(tid, outcome):
+            if isinstance(outcome, Exception):
+                outcome = self.view.poll_invalidations()
+            self.assertTrue(outcome is None or oid in outcome, outcome)
+            self.assertEqual(self.view.load(oid), (state(1), tid))
+            self.view.afterCompletion()
+
+        self.every_statement(poll, change, check)
+
+    def test_new_oid(self):
+        seen = set()
+
+        def exhaust():
+            self.storage._database.oids.forget()
+
+        def check(_, outcome):
+            oids = [self.other.new_oid() for _ in range(20)] + [self.view.new_oid() for _ in range(20)]
+            if not isinstance(outcome, Exception):
+                oids.append(outcome)
+            self.assertEqual(len(oids), len(set(oids)))
+            self.assertFalse(seen.intersection(oids))
+            seen.update(oids)
+
+        self.every_statement(lambda _: self.view.new_oid(), exhaust, check)
+
+    def test_commit(self):
+        self._commit_with_everything(pieces=False)
+
+    def test_commit_in_pieces(self):
+        self._commit_with_everything(pieces=True)
+
+    def _commit_with_everything(self, pieces):
+        """Change, create, resolve a conflict, delete, and depend on a read; all of it happens or nothing."""
+        if pieces:
+            self.storage._adapter.message_size = 300
+        changed, resolved, read = (self.view.new_oid() for _ in range(3))
+        commit(self.other, (changed, z64, state(0)), (resolved, z64, counter(0)), (read, z64, state(0)))
+        values = {'changed': 0, 'resolved': 0}
+
+        def prepare():
+            doomed = self.other.new_oid()
+            commit(self.other, (doomed, z64, state(0)))
+            self.view.poll_invalidations()
+            bases = {oid: self.view.load(oid)[1] for oid in (changed, resolved, read, doomed)}
+            created = self.view.new_oid()
+            commit(self.other, (resolved, bases[resolved], counter(values['resolved'] + 10)))
+            values['resolved'] += 10
+            return bases, created, doomed
+
+        def operate(prepared):
+            bases, created, doomed = prepared
+
+            def more(txn):
+                self.view.checkCurrentSerialInTransaction(read, bases[read], txn)
+                self.view.deleteObject(doomed, bases[doomed], txn)
+
+            return commit(self.view, (changed, bases[changed], state(values['changed'] + 1)),
+                          (created, z64, state(7)), (resolved, bases[resolved], counter(values['resolved'] - 9)),
+                          work=more)
+
+        def check(prepared, outcome):
+            bases, created, doomed = prepared
+            self.trouble.settled()
+            facts = {value_of(self.other.load(changed)[0]) == values['changed'] + 1, exists(self.other, created),
+                     value_of(self.other.load(resolved)[0]) == values['resolved'] + 1,
+                     not exists(self.other, doomed)}
+            self.assertEqual(len(facts), 1, 'half of it was stored')
+            [happened] = facts
+            if isinstance(outcome, OutcomeUnknown):
+                self.assertEqual(self.kind, 'down')
+            elif happened:
+                self.assertEqual(outcome, self.other.getTid(changed), 'it was committed, and this was told')
+            else:
+                self.assertIsInstance(outcome, Exception, 'success was told, and nothing was stored')
+            values['changed'] += happened
+            values['resolved'] += happened
+
+        self.every_statement(operate, prepare, check)
+
+    def test_restore(self):
+        def prepare():
+            return self.view.new_oid(), self.view.new_oid(), p64(u64(self.other.lastTransaction()) + 1)
+
+        def operate(prepared):
+            first, second, tid = prepared
+
+            def restore(txn):
+                for oid in (first, second):
+                    self.view.restore(oid, tid, state(1), '', None, txn)
+
+            return commit(self.view, tid=tid, work=restore)
+
+        def check(prepared, outcome):
+            first, second, tid = prepared
+            self.trouble.settled()
+            self.assertEqual(exists(self.other, first), exists(self.other, second))
+            if isinstance(outcome, OutcomeUnknown):
+                self.assertEqual(self.kind, 'down')
+            elif exists(self.other, first):
+                self.assertEqual((outcome, self.other.getTid(first)), (tid, tid))
+            else:
+                self.assertIsInstance(outcome, Exception)
+
+        self.every_statement(operate, prepare, check)
+
+    def test_release_and_close_under_a_fault(self):
+        """An instance that ends in the middle of a transaction leaves nothing either."""
+        oid = self.view.new_oid()
+        commit(self.view, (oid, z64, state(0)))
+
+        def operate(_):
+            view = self.storage.new_instance()
+            txn = TransactionMetaData()
+            try:
+                view.poll_invalidations()
+                view.tpc_begin(txn)
+                view.store(oid, self.base, state(1), '', txn)
+                view.tpc_vote(txn)
+            finally:
+                view.release()
+            return 'released'
+
+        def prepare():
+            self.base = self.other.getTid(oid)
+
+        self.every_statement(operate, prepare)
+
+    def test_open(self):
+        """Opening fails with what is to be done about it, and leaves nothing open."""
+        def operate(_):
+            self.open_storage().close()
+
+        self.every_statement(operate, kinds=('refused', 'killed', 'lost', 'down'))
+
+
+class Undoing(EveryStatement):
+
+    def test_undo(self):
+        changed, resolved = self.view.new_oid(), self.view.new_oid()
+        commit(self.other, (changed, z64, state(0)), (resolved, z64, counter(0)))
+        values = {'changed': 0, 'resolved': 0}
+
+        def prepare():
+            bases = {oid: self.other.getTid(oid) for oid in (changed, resolved)}
+            undone = commit(self.other, (changed, bases[changed], state(values['changed'] + 1)),
+                            (resolved, bases[resolved], counter(values['resolved'] + 1)))
+            values['changed'] += 1
+            values['resolved'] += 11
+            commit(self.other, (resolved, undone, counter(values['resolved'])))
+            return undone
+
+        def operate(undone):
+            return commit(self.view, work=lambda txn: self.view.undo(undone, txn))
+
+        def check(undone, outcome):
+            self.trouble.settled()
+            facts = {value_of(self.other.load(changed)[0]) == values['changed'] - 1,
+                     value_of(self.other.load(resolved)[0]) == values['resolved'] - 1}
+            self.assertEqual(len(facts), 1, 'half of it was undone')
+            [happened] = facts
+            if isinstance(outcome, OutcomeUnknown):
+                self.assertEqual(self.kind, 'down')
+            else:
+                self.assertEqual(isinstance(outcome, Exception), not happened, outcome)
+            values['changed'] -= happened
+            values['resolved'] -= happened
+
+        self.every_statement(operate, prepare, check)
+
+
+def exists(storage, oid: bytes) -> bool:
+    """Return whether the object is there now."""
+    return storage._pool.attempt(lambda s: storage._adapter.load_now(s, u64(oid)) or (None,))[0] is not None
+
+
+class Creating(EveryStatement):
+
+    def test_making_the_tables(self):
+        """What failed half-way does not hinder the next."""
+        names = (f'made_{n}' for n in itertools.count())
+
+        def operate(adapter):
+            relstore.RelStore(adapter, keep_history=self.keep_history).close()
+
+        def check(adapter, outcome):
+            with closing(relstore.RelStore(adapter, keep_history=self.keep_history)) as storage:
+                commit(storage, (storage.new_oid(), z64, state(1)))
+
+        self.every_statement(operate, lambda: self._nowhere(next(names)), check,
+                             kinds=('refused', 'killed') if isinstance(self, SQLiteBackend) else ('killed',))
+
+    def _nowhere(self, name):
+        """Return an adapter to where there are no tables yet."""
+        if isinstance(self, SQLiteBackend):
+            return self.adapter(name)
+        with closing(Watch(self.dsn())) as watch:
+            watch.rows(f'DROP SCHEMA IF EXISTS {name} CASCADE')
+            watch.rows(f'CREATE SCHEMA {name}')
+            self.addCleanup(self._drop, name)
+        return relstore.PostgreSQL(self.dsn(), driver=self.driver, schema=name)
+
+    def _drop(self, name):
+        with closing(Watch(self.dsn())) as watch:
+            watch.rows(f'DROP SCHEMA {name} CASCADE')
+
+
+class SQLiteOutcome(EveryStatement):
+
+    def test_a_commit_of_another_process_is_not_taken_for_ours(self):
+        """A tid alone proves nothing: where the last one lies in the future, the next is the same for all."""
+        oid = self.other.new_oid()
+        future = TimeStamp(2100, 1, 1, 0, 0, 0).raw()
+        commit(self.other, tid=future, work=lambda txn: self.other.restore(oid, future, state(0), '', None, txn))
+        mine, theirs = self.view.new_oid(), self.other.new_oid()
+        txn = TransactionMetaData()
+        self.view.tpc_begin(txn)
+        self.view.store(mine, z64, state(1), '', txn)
+        self.view.tpc_vote(txn)
+        session = self.view._txn._session
+        close = session._connection.close
+
+        def close_and_let_others_commit():
+            close()
+            commit(self.other, (theirs, z64, state(2)))
+
+        session._connection.close = close_and_let_others_commit
+        statements = 4 if self.keep_history else 2      # COMMIT is the last of them
+        self.faults.arm('refused', statements)
+        try:
+            with self.assertRaises(TOLD):
+                self.view.tpc_finish(txn)
+        finally:
+            self.faults.disarm()
+        self.assertTrue(exists(self.other, theirs))
+        self.assertFalse(exists(self.other, mine))
+
+
+class EveryByte(Suite):
+    """The connection is cut after byte k of a vote or finish, in either direction."""
+
+    SAMPLE = 40
+
+    def setUp(self):
+        super().setUp()
+        dsn = self.dsn()
+        self.addCleanup(join_all_but, threading.enumerate())
+        proxy = CuttingProxy(self.layer.server.address)
+        proxy.start()
+        self.addCleanup(proxy.stop)
+        self.proxy = proxy
+        through = make_dsn(dsn, host='127.0.0.1', port=proxy.port, sslmode='disable', gssencmode='disable')
+        self.storage = relstore.RelStore(relstore.PostgreSQL(through, driver=self.driver),
+                                         keep_history=self.keep_history, commit_lock_timeout=10)
+        self.addCleanup(self.storage.close)
+        self.other = relstore.RelStore(relstore.PostgreSQL(dsn, driver=self.driver), keep_history=self.keep_history)
+        self.addCleanup(self.other.close)
+        watch = self.enter(closing(Watch(dsn)))
+        self.watch = watch
+        self.first, self.second = self.storage.new_oid(), self.storage.new_oid()
+        self.value = 0
+        commit(self.storage, (self.first, z64, state(0)), (self.second, z64, state(0)))
+
+    def _commit(self, in_vote=lambda: None, in_finish=lambda: None):
+        """Commit the next value; return the tid or the exception."""
+        txn = TransactionMetaData()
+        self.storage.tpc_begin(txn)
+        try:
+            for oid in (self.first, self.second):
+                self.storage.store(oid, self.other.getTid(oid), state(self.value + 1), '', txn)
+            in_vote()
+            self.storage.tpc_vote(txn)
+            in_finish()
+            return self.storage.tpc_finish(txn)
+        except TOLD as e:
+            self.storage.tpc_abort(txn)
+            return e
+
+    def _measure(self, phase):
+        """Return the bytes that a phase sends, and receives."""
+        sizes = []
+
+        def note():
+            sizes.append((self.proxy.sent, self.proxy.received))
+
+        self._commit(note, note)
+        note()
+        self.value += 1
+        before, after = sizes[phase:phase + 2]
+        return [b - a for a, b in zip(before, after, strict=True)]
+
+    def _each_cut(self, phase):
+        chosen = random.Random(20240229)
+        for way, size in zip(('sent', 'received'), self._measure(phase), strict=True):
+            edges = {0, 1, size - 1, size}
+            for k in sorted(edges | set(chosen.sample(range(size), min(self.SAMPLE, size)))):
+                cuts = self.proxy.cuts
+                cut = [lambda: None, lambda: None]
+                cut[phase] = lambda way=way, k=k: self.proxy.cut_after(**{way: k})
+                outcome = self._commit(*cut)
+                self.proxy.cut_after()
+                with self.subTest(way=way, k=k):
+                    self.assertTrue(k == size or self.proxy.cuts > cuts, 'nothing was cut')
+                    self._check(outcome)
+
+    def _check(self, outcome):
+        self.watch.until_nothing_is_open()
+        [[record, tid], [same, same_tid]] = [self.other.load(oid) for oid in (self.first, self.second)]
+        self.assertEqual((record, tid), (same, same_tid))
+        happened = value_of(record) == self.value + 1
+        self.value += happened
+        if happened:
+            self.assertEqual(outcome, tid)
+        else:
+            self.assertIsInstance(outcome, Unavailable)
+        self.assertEqual(self.storage._pool.lent, 0)
+
+    def test_vote(self):
+        self._each_cut(0)
+
+    def test_finish(self):
+        self._each_cut(1)
+
+
+cases(globals(), Statements)
+cases(globals(), Undoing, backends=HISTORY_PRESERVING)
+cases(globals(), SQLiteOutcome, backends=(SQLiteHistoryPreserving, SQLiteHistoryFree))
+cases(globals(), Creating, backends=(SQLiteHistoryPreserving, SQLiteHistoryFree, Psycopg2HistoryPreserving))
+cases(globals(), EveryByte, backends=POSTGRESQL)
+del Suite, EveryStatement, Statements, Undoing, Creating, SQLiteOutcome, EveryByte

@@ -1,0 +1,922 @@
+"""The rules of reading and committing, each tried on a real server: what waits for what, what is seen when, and what
+a round trip costs.
+"""
+import hashlib
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from unittest import TestCase
+from unittest.mock import patch
+
+import psycopg2
+from persistent.mapping import PersistentMapping
+from persistent.TimeStamp import TimeStamp
+from psycopg2.extensions import make_dsn
+from transaction import TransactionManager
+from transaction.interfaces import TransientError
+from ZODB import DB
+from ZODB.Connection import TransactionMetaData
+from ZODB.POSException import ConflictError, POSKeyError, ReadConflictError, StorageError
+from ZODB.tests.ConflictResolution import PCounter
+from ZODB.utils import p64, u64, z64
+
+import relstore
+from relstore.adapters import postgresql
+from relstore.references import references
+from relstore.tests.backends import (
+    HISTORY_PRESERVING,
+    Psycopg2HistoryFree,
+    Psycopg2HistoryPreserving,
+    Psycopg3HistoryFree,
+    Psycopg3HistoryPreserving,
+    cases,
+)
+from relstore.tests.proxy import CuttingProxy
+from relstore.tests.servers import (
+    PostgreSQLServer,
+    kill_and_wait,
+    open_process,
+    postgresql_programs,
+    require_postgresql,
+)
+from relstore.tests.test_faults import Watch, commit, counter, exists, join_all_but, state, value_of
+
+POSTGRESQL = Psycopg2HistoryPreserving, Psycopg2HistoryFree, Psycopg3HistoryPreserving, Psycopg3HistoryFree
+POSTGRESQL_HP, POSTGRESQL_HF = POSTGRESQL[::2], POSTGRESQL[1::2]
+
+COMMIT_LOCK = -1
+NOUGHT = state(0)
+SOMEBODY_WAITS = ("EXISTS (SELECT FROM pg_locks JOIN pg_database d ON d.oid = database "
+                  "WHERE NOT granted AND locktype = 'advisory' AND datname = current_database())")
+LOCKS = ("SELECT (classid::bigint << 32) | objid::bigint, mode, granted FROM pg_locks "
+         "JOIN pg_database d ON d.oid = database WHERE locktype = 'advisory' AND datname = current_database()")
+
+
+class Suite(TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self._threads = ThreadPoolExecutor(8)
+        self.addCleanup(self._threads.shutdown)
+        self.storage, self.other = self.opened(), self.opened()     # as two processes have it
+        self.view = self.storage.new_instance()
+        self.view.poll_invalidations()
+        self.view.afterCompletion()
+
+    def opened(self, **options):
+        storage = self.open_storage(**{'commit_lock_timeout': 20} | options)
+        self.addCleanup(storage.close)
+        return storage
+
+    def started(self, work: Callable, *arguments) -> Future:
+        return self._threads.submit(work, *arguments)
+
+    def enter(self, context):
+        entered = context.__enter__()
+        self.addCleanup(context.__exit__, None, None, None)
+        return entered
+
+    def objects(self, count=1, record=NOUGHT) -> list[bytes]:
+        """Return the oids of new objects that both storages see."""
+        oids = [self.other.new_oid() for _ in range(count)]
+        commit(self.other, *((oid, z64, record) for oid in oids))
+        return oids
+
+    def voted(self, storage, *changes, read=(), tid=None):
+        """Bring a transaction up to its vote; return it, with what vote returned."""
+        txn = TransactionMetaData()
+        storage.tpc_begin(txn)
+        try:
+            for oid, base, record in changes:
+                storage.store(oid, base, record, '', txn)
+            for oid, serial in read:
+                storage.checkCurrentSerialInTransaction(oid, serial, txn)
+            return txn, storage.tpc_vote(txn)
+        except BaseException:
+            storage.tpc_abort(txn)
+            raise
+
+
+class PostgreSQLSuite(Suite):
+
+    def setUp(self):
+        super().setUp()
+        self.watch = self.enter(closing(Watch(self.dsn())))
+
+    def behind_proxy(self, **options):
+        """Return a storage and the proxy through which it talks to its server."""
+        self.addCleanup(join_all_but, threading.enumerate())
+        proxy = CuttingProxy(self.layer.server.address)
+        proxy.start()
+        self.addCleanup(proxy.stop)
+        dsn = make_dsn(self.dsn(), host='127.0.0.1', port=proxy.port, sslmode='disable', gssencmode='disable')
+        storage = relstore.RelStore(relstore.PostgreSQL(dsn, driver=self.driver), keep_history=self.keep_history,
+                                    commit_lock_timeout=20, **options)
+        self.addCleanup(storage.close)
+        return storage, proxy
+
+
+class Locks(PostgreSQLSuite):
+
+    def test_vote_reads_after_it_has_waited(self):
+        [oid] = self.objects(record=counter(0))
+        self.view.poll_invalidations()
+        base = self.view.load(oid)[1]
+        first, _ = self.voted(self.other, (oid, base, counter(1)))
+        second = self.started(self.voted, self.view, (oid, base, counter(10)))
+        self.watch.until(SOMEBODY_WAITS)
+        tid = self.other.tpc_finish(first)
+        txn, resolved = second.result(30)
+        self.assertEqual(resolved, [oid])
+        self.assertGreater(self.view.tpc_finish(txn), tid)
+        self.assertEqual(value_of(self.other.load(oid)[0]), 11)
+
+    def test_in_one_snapshot_it_would_read_what_was_before(self):
+        """Why vote says READ COMMITTED."""
+        [oid] = self.objects(record=counter(0))
+        self.view.poll_invalidations()
+        base = self.view.load(oid)[1]
+        text = self.storage._adapter.sql.vote
+        self.assertIn('READ COMMITTED', text)
+        self.storage._adapter.sql.vote = text.replace('READ COMMITTED', 'REPEATABLE READ')
+        first, _ = self.voted(self.other, (oid, base, counter(1)))
+        second = self.started(self.voted, self.view, (oid, base, counter(10)))
+        self.watch.until(SOMEBODY_WAITS)
+        self.other.tpc_finish(first)
+        txn, resolved = second.result(30)
+        self.view.tpc_abort(txn)
+        self.assertEqual(resolved, [], 'the first commit went unseen')
+
+    def test_a_lock_is_waited_for_as_long_as_the_option_says(self):
+        [oid] = self.objects()
+        impatient = self.opened(commit_lock_timeout=0.05)
+        first, _ = self.voted(self.other, (oid, self.other.getTid(oid), state(1)))
+        with self.assertRaises(relstore.errors.LockTimeout):
+            self.voted(impatient, (oid, self.other.getTid(oid), state(2)))
+        self.other.tpc_abort(first)
+        txn, _ = self.voted(impatient, (oid, self.other.getTid(oid), state(2)))
+        impatient.tpc_finish(txn)
+
+    def test_a_dependency_on_what_is_being_changed_does_not_wait(self):
+        """If it waited, this single thread would get a LockTimeout."""
+        read, mine = self.objects(2)
+        tid = self.other.getTid(read)
+        first, _ = self.voted(self.other, (read, tid, state(1)))
+        with self.assertRaises(ReadConflictError):
+            self.voted(self.view, (mine, tid, state(1)), read=[(read, tid)])
+        self.other.tpc_finish(first)
+        with self.assertRaises(ReadConflictError) as raised:
+            self.voted(self.view, (mine, tid, state(1)), read=[(read, tid)])
+        self.assertEqual(raised.exception.oid, read)
+        self.assertEqual(value_of(self.other.load(mine)[0]), 0)
+
+    def test_dependencies_do_not_exclude_each_other(self):
+        read, first, second = self.objects(3)
+        tid = self.other.getTid(read)
+        one, _ = self.voted(self.other, (first, tid, state(1)), read=[(read, tid)])
+        two, _ = self.voted(self.view, (second, tid, state(1)), read=[(read, tid)])
+        self.other.tpc_finish(one)
+        self.view.tpc_finish(two)
+
+    def test_a_dependency_holds_until_the_commit(self):
+        read, mine = self.objects(2)
+        tid = self.other.getTid(read)
+        one, _ = self.voted(self.other, (mine, tid, state(1)), read=[(read, tid)])
+        two = self.started(self.voted, self.view, (read, tid, state(2)))
+        self.watch.until(SOMEBODY_WAITS)
+        earlier = self.other.tpc_finish(one)
+        txn, _ = two.result(30)
+        self.assertGreater(self.view.tpc_finish(txn), earlier)
+
+    def test_new_objects_need_no_locks(self):
+        one, _ = self.voted(self.other, *((self.other.new_oid(), z64, state(1)) for _ in range(20)))
+        exclusive = [key for key, mode, _ in self.watch.rows(LOCKS) if mode == 'ExclusiveLock']
+        self.assertEqual(exclusive, [])
+        two, _ = self.voted(self.view, *((self.view.new_oid(), z64, state(1)) for _ in range(20)))
+        self.view.tpc_finish(two)
+        self.other.tpc_finish(one)
+
+    def test_new_objects_whose_oid_came_from_elsewhere_are_locked(self):
+        oid = p64(1_000_000)
+        one, _ = self.voted(self.other, (oid, z64, state(1)))
+        self.assertIn((1_000_000, 'ExclusiveLock', True), self.watch.rows(LOCKS))
+        two = self.started(self.voted, self.view, (oid, z64, state(2)))
+        self.watch.until(SOMEBODY_WAITS)
+        self.other.tpc_finish(one)
+        with self.assertRaises(ConflictError):
+            two.result(30)
+        self.assertEqual(value_of(self.other.load(oid)[0]), 1)
+
+    def test_locks_are_taken_in_the_order_of_oids(self):
+        low, middle, high = sorted(self.objects(3))
+        base = self.other.getTid(low)
+        third = self.enter(closing(Watch(self.dsn())))
+        third.rows('SELECT pg_advisory_lock(%s)', u64(middle))
+        work = self.started(self.voted, self.view, *((oid, base, state(1)) for oid in (high, low, middle)))
+        self.watch.until(SOMEBODY_WAITS)
+        locks = {key: granted for key, _, granted in sorted(self.watch.rows(LOCKS), key=lambda row: -row[2])}
+        self.assertTrue(locks[u64(low)])
+        self.assertNotIn(u64(high), locks)
+        third.rows('SELECT pg_advisory_unlock(%s)', u64(middle))
+        txn, _ = work.result(30)
+        self.view.tpc_abort(txn)
+
+    def test_storages_in_two_schemas_do_not_lock_each_other_out(self):
+        self.watch.rows('DROP SCHEMA IF EXISTS elsewhere CASCADE')
+        self.watch.rows('CREATE SCHEMA elsewhere')
+        away = relstore.RelStore(relstore.PostgreSQL(self.dsn(), driver=self.driver, schema='elsewhere'),
+                                 keep_history=self.keep_history, commit_lock_timeout=1)
+        self.addCleanup(away.close)
+        [oid] = self.objects()
+        here, _ = self.voted(self.other, (oid, self.other.getTid(oid), state(1)))
+        there, _ = self.voted(away, (oid, z64, state(2)))
+        third = self.enter(closing(Watch(self.dsn())))
+        third.rows('SELECT pg_advisory_lock(%s)', COMMIT_LOCK)      # of the schema public
+        away.tpc_finish(there)
+        third.rows('SELECT pg_advisory_unlock(%s)', COMMIT_LOCK)
+        self.other.tpc_finish(here)
+        self.assertEqual([value_of(s.load(oid)[0]) for s in (self.other, away)], [1, 2])
+        away.close()
+        self.watch.rows('DROP SCHEMA elsewhere CASCADE')
+
+
+class Outcome(PostgreSQLSuite):
+    """The connection is lost in finish while the backend, an orphan now, waits for the commit lock."""
+
+    def setUp(self):
+        super().setUp()
+        self.mine, self.proxy = self.behind_proxy()
+        self.third = self.enter(closing(Watch(self.dsn())))
+        self.oids = self.objects(2)
+        self.base = self.other.getTid(self.oids[0])
+
+    def _orphaned(self, held_back=False) -> Future:
+        txn, _ = self.voted(self.mine, *((oid, self.base, state(1)) for oid in self.oids))
+        self.third.rows('SELECT pg_advisory_lock(%s)', COMMIT_LOCK)
+        finish = self.started(self.mine.tpc_finish, txn)
+        self.watch.until(SOMEBODY_WAITS)
+        if held_back:
+            self.proxy.pause()      # for the connection that will ask
+        self.sent = self.proxy.sent
+        self.proxy.cut()
+        return finish
+
+    def _release(self):
+        self.third.rows('SELECT pg_advisory_unlock(%s)', COMMIT_LOCK)
+
+    def _until_asked(self):
+        self.watch.until("EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() "
+                         "AND query LIKE '%%pg_xact_status(%%' AND pid <> pg_backend_pid())")
+
+    def test_the_orphan_commits_after_we_asked(self):
+        finish = self._orphaned()
+        self._until_asked()
+        self._release()
+        tid = finish.result(30)
+        self.assertEqual([self.other.getTid(oid) for oid in self.oids], [tid, tid])
+        commit(self.mine, (self.oids[0], tid, state(2)))
+
+    def test_the_orphan_waits_too_long_and_is_ended(self):
+        self.enter(patch.object(postgresql, 'ORPHAN_PATIENCE', 0.05))
+        finish = self._orphaned()
+        with self.assertRaises(TransientError):
+            finish.result(30)
+        self._release()
+        self.watch.until_nothing_is_open()
+        self.assertEqual([self.other.getTid(oid) for oid in self.oids], [self.base] * 2)
+        commit(self.mine, (self.oids[0], self.base, state(2)))
+
+    def test_others_overwrite_it_before_we_ask(self):
+        finish = self._orphaned(held_back=True)
+        self._release()
+        self.watch.until('(SELECT max(tid) FROM object_state) > %s', u64(self.base))
+        mine = self.other.getTid(self.oids[0])
+        theirs = commit(self.other, *((oid, mine, state(2)) for oid in self.oids))
+        self.proxy.resume()
+        tid = finish.result(30)
+        if self.keep_history:
+            self.assertEqual(tid, mine)
+        self.assertTrue(self.base < tid < theirs)
+        view = self.mine.new_instance()
+        view.poll_invalidations()
+        self.assertEqual([value_of(view.load(oid)[0]) for oid in self.oids], [2, 2])
+        view.release()
+
+    def test_no_server_can_be_asked(self):
+        finish = self._orphaned(held_back=True)
+        self.proxy.wait_until(lambda: self.proxy.sent > self.sent)  # it asks
+        self.proxy.stop()
+        with self.assertRaises(relstore.errors.OutcomeUnknown):
+            finish.result(60)
+        self._release()
+        self.proxy.start()
+        self.watch.until_nothing_is_open()
+        self.assertEqual(self.mine._pool.lent, 0)
+
+
+class Views(PostgreSQLSuite):
+
+    def setUp(self):
+        super().setUp()
+        self.oids = self.objects(2)
+        self.cold = self.opened(cache_local_mb=0).new_instance()
+        self.addCleanup(self.cold.release)
+        self.cold.poll_invalidations()
+
+    def _change(self):
+        for value in (1, 2):
+            commit(self.other, *((oid, self.other.getTid(oid), state(value)) for oid in self.oids))
+
+    def _values(self):
+        return [value_of(self.cold.load(oid)[0]) for oid in self.oids]
+
+    def test_a_view_does_not_see_later_commits(self):
+        self._change()
+        self.assertEqual(self._values(), [0, 0])
+        self.cold.prefetch(self.oids)
+        self.assertEqual(set(self.cold.poll_invalidations()), set(self.oids))
+        self.assertEqual(self._values(), [2, 2])
+
+    def test_a_view_begins_with_its_poll(self):
+        """Not with its first load: what is committed between the two is not seen."""
+        self.cold.afterCompletion()
+        self.cold.poll_invalidations()
+        self._change()
+        self.assertEqual(self._values(), [0, 0])
+
+    def test_prefetch_fills_the_cache_with_what_the_view_sees(self):
+        self.view.poll_invalidations()
+        self._change()
+        self.view.prefetch(self.oids)
+        self.view.afterCompletion()     # a load that is no hit fails now, where history is not kept
+        self.assertEqual([value_of(self.view.load(oid)[0]) for oid in self.oids], [0, 0])
+        self.assertEqual(self.view._cache.stats()['objects'], 2)
+
+    def _nothing_is_open_after(self, end):
+        self.cold.load(self.oids[0])
+        open_now = self.watch.one("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+                                  "AND state = 'idle in transaction'")
+        self.assertEqual(open_now, 0 if self.keep_history else 1)
+        end()
+        self.watch.until_nothing_is_open()
+        self.assertEqual(self.cold._pool.lent, 0)
+
+    def test_nothing_is_open_after_the_transaction(self):
+        self._nothing_is_open_after(self.cold.afterCompletion)
+
+    def test_nothing_is_open_after_release(self):
+        self._nothing_is_open_after(self.cold.release)
+
+    def test_nothing_is_open_after_close(self):
+        self._nothing_is_open_after(self.cold.close)
+
+    def test_nothing_is_open_after_a_commit_or_an_abort(self):
+        for end in (self.cold.tpc_finish, self.cold.tpc_abort):
+            self.cold.poll_invalidations()
+            txn, _ = self.voted(self.cold, (self.oids[0], self.other.getTid(self.oids[0]), state(1)))
+            end(txn)
+            self.watch.until_nothing_is_open()
+            self.assertEqual(self.cold._pool.lent, 0)
+
+    def test_nothing_is_open_after_a_conflict(self):
+        self._change()
+        with self.assertRaises(ConflictError):
+            self.voted(self.cold, (self.oids[0], p64(1), state(1)))
+        self.watch.until_nothing_is_open()
+        self.assertEqual(self.cold._pool.lent, 0)
+
+    def test_a_load_after_the_transaction(self):
+        """What was overwritten since is gone where no history is kept, and the application is to try again."""
+        self.cold.afterCompletion()
+        self._change()
+        if self.keep_history:
+            self.assertEqual(self._values(), [0, 0])
+        else:
+            with self.assertRaises(ReadConflictError):
+                self.cold.load(self.oids[0])
+        with self.assertRaises(POSKeyError):
+            self.cold.load(p64(1_000_000))
+
+    def test_one_session_is_enough_for_an_instance(self):
+        small = self.opened(pool_size=2, pool_timeout=0.1)
+        views = [small.new_instance() for _ in range(2)]
+        for view in views:
+            view.poll_invalidations()
+            view.load(self.oids[0])
+        for view, oid in zip(views, self.oids, strict=True):
+            txn, _ = self.voted(view, (oid, self.other.getTid(oid), state(1)))
+            view.tpc_finish(txn)
+        self.assertEqual(small._pool.lent, 0)
+
+
+class Zap(Suite):
+
+    def test_a_zapped_database_is_another_one(self):
+        [oid] = self.objects()
+        view = self.view
+        view.poll_invalidations()
+        view.load(oid)
+        view.afterCompletion()
+        epoch = self.storage._database.epoch
+        self.other.zap_all()
+        again = self.other.new_oid()
+        commit(self.other, (again, z64, state(5)))
+        with self.assertRaises(TransientError):
+            self.voted(view, (view.new_oid(), z64, state(1)))
+        self.assertIsNone(view.poll_invalidations())
+        self.assertNotEqual(self.storage._database.epoch, epoch)
+        self.assertEqual(value_of(view.load(again)[0]), 5)
+        self.assertNotEqual(view.load(again)[0], state(0))
+        view.afterCompletion()
+        txn, _ = self.voted(view, (again, view.load(again)[1], state(6)))
+        view.tpc_finish(txn)
+
+
+class RoundTrips(PostgreSQLSuite):
+    """Counted between transaction managers in explicit mode and the server."""
+
+    def setUp(self):
+        super().setUp()
+        self._open()
+        with self.manager:
+            root = self.connection.root()
+            for n in range(100):
+                root[n] = PersistentMapping(value=0)
+            root['counter'] = PCounter()
+        self.other_db = DB(self.other)
+        self.addCleanup(self.other_db.close)
+        self._cost(lambda: None)     # sessions are open from here on
+
+    def _open(self):
+        """Begin anew, with nothing cached but the root."""
+        self.mine, self.proxy = self.behind_proxy()
+        db = DB(self.mine)
+        self.addCleanup(db.close)
+        self.manager = TransactionManager(explicit=True)
+        self.connection = db.open(self.manager)
+        self.addCleanup(self.connection.close)
+        with self.manager:
+            self.connection.root()._p_activate()
+
+    def _cost(self, work) -> int:
+        """Return the round trips of one transaction."""
+        self.proxy.reset()
+        with self.manager:
+            work()
+        return self.proxy.round_trips
+
+    def _touch(self, count):
+        for n in range(count):
+            self.connection.root()[n]['value'] += 1
+
+    def test_a_transaction_that_reads_what_is_cached(self):
+        self._cost(lambda: [self.connection.root()[n]['value'] for n in range(100)])
+        self.connection.cacheMinimize()
+        cost = self._cost(lambda: [self.connection.root()[n]['value'] for n in range(100)])
+        self.assertEqual(cost, 1 if self.keep_history else 2)
+
+    def test_a_miss(self):
+        self._open()
+        empty = self._cost(lambda: None)
+        cost = self._cost(lambda: [self.connection.root()[n]['value'] for n in range(10)])
+        self.assertEqual(cost - empty, 10)
+
+    def test_prefetch(self):
+        self._open()
+        empty = self._cost(lambda: None)
+        objects = list(self.connection.root().values())
+        cost = self._cost(lambda: (self.connection.prefetch(objects), [it._p_activate() for it in objects]))
+        self.assertEqual(cost - empty, 1)
+
+    def test_a_commit(self):
+        """Poll, vote, finish; where no history is kept also the end of the snapshot."""
+        limit = 4 if self.keep_history else 5
+        for count in (1, 100):
+            self._cost(lambda: self._touch(100))
+            self.assertLessEqual(self._cost(lambda count=count: self._touch(count)), limit, f'{count} objects')
+
+    def test_a_conflict(self):
+        with self.manager:
+            self.connection.root()['counter'].inc()
+        plain = self._cost(lambda: self.connection.root()['counter'].inc())
+
+        def conflict():
+            self.connection.root()['counter'].inc()
+            manager = TransactionManager()
+            with closing(self.other_db.open(manager)) as connection:
+                connection.root()['counter'].inc(10)
+                manager.commit()
+
+        self._cost(lambda: self.connection.root()['counter']._value)
+        self.assertLessEqual(self._cost(conflict) - plain, 2)
+        self.manager.begin()
+        self.assertEqual(self.connection.root()['counter']._value, 13)
+        self.manager.abort()
+
+    def test_new_oids(self):
+        self.proxy.reset()
+        self.mine._database.oids.forget()
+        oids = {self.mine.new_oid() for _ in range(16)}
+        self.assertEqual((len(oids), self.proxy.round_trips), (16, 1))
+        for _ in range(5000):
+            self.mine.new_oid()
+        self.assertLess(self.proxy.round_trips, 15, 'who needs many gets many at once')
+
+
+class Tids(PostgreSQLSuite):
+
+    def _is_now(self, tid):
+        now = self.watch.one('SELECT extract(epoch FROM clock_timestamp())::double precision')
+        self.assertAlmostEqual(TimeStamp(tid).timeTime(), now, delta=5)
+
+    def test_the_clock_of_a_client_does_not_matter(self):
+        for wrong in (1_000_000_000.0, 4_000_000_000.0):
+            with patch('time.time', lambda wrong=wrong: wrong):
+                oid = self.view.new_oid()
+                self._is_now(commit(self.view, (oid, z64, state(1))))
+
+    def test_it_is_the_timestamp_that_zodb_would_make(self):
+        """Month ends and the fraction of a minute included."""
+        for text in ('2024-02-29 23:59:59.999', '2025-01-01 00:00:00', '2031-12-31 12:34:56.789'):
+            date, hour = text.split()
+            hours, minutes, seconds = hour.split(':')
+            wanted = TimeStamp(*map(int, date.split('-')), int(hours), int(minutes), float(seconds)).raw()
+            made = self.watch.one('SELECT relstore_tid_1(%s::timestamp)', text)
+            self.assertAlmostEqual(made, u64(wanted), delta=8)     # in 14 ns
+
+    def test_they_rise_when_the_last_one_lies_in_the_future(self):
+        ahead = TimeStamp(2099, 1, 1, 0, 0, 0).raw()
+        oid = self.view.new_oid()
+
+        def restore(txn):
+            self.view.restore(oid, ahead, state(0), '', None, txn)
+
+        self.assertEqual(commit(self.view, tid=ahead, work=restore), ahead)
+        tids = [ahead]
+        for n in range(5):
+            storage = (self.view, self.other)[n % 2]
+            tids.append(commit(storage, (oid, tids[-1], state(n))))
+        self.assertEqual(tids, [p64(u64(ahead) + n) for n in range(6)])
+        with self.assertRaises(StorageError):
+            commit(self.view, tid=ahead, work=restore)
+
+
+class Pieces(Suite):
+    """A transaction that is larger than a message."""
+
+    def setUp(self):
+        super().setUp()
+        self.storage._adapter.message_size = 1000
+        self.oids = self.objects(30)
+        self.base = self.other.getTid(self.oids[0])
+        self.sizes = [10 ** (n % 5) for n in range(30)]
+
+    def _vote(self):
+        return self.voted(self.view, *((oid, self.base, state('x' * size)) for oid, size in
+                                       zip(self.oids, self.sizes, strict=True)), (self.view.new_oid(), z64, state(1)))
+
+    def test_commit(self):
+        txn, _ = self._vote()
+        tid = self.view.tpc_finish(txn)
+        self.assertEqual([self.other.load(oid) for oid in self.oids],
+                         [(state('x' * size), tid) for size in self.sizes])
+        self.assertEqual(list(self.other.iterator(tid))[-1].tid, tid)
+        self.assertEqual(len(list(list(self.other.iterator(tid))[-1])), 31)
+
+    def test_abort_after_vote(self):
+        txn, _ = self._vote()
+        self.view.tpc_abort(txn)
+        self.assertEqual({self.other.load(oid) for oid in self.oids}, {(state(0), self.base)})
+        self.assertEqual(self.storage._pool.lent, 0)
+        self.test_commit()
+
+    def test_one_after_the_other_on_one_session(self):
+        for _ in range(3):
+            txn, _ = self._vote()
+            self.base = self.view.tpc_finish(txn)
+        self.assertEqual({self.other.getTid(oid) for oid in self.oids}, {self.base})
+
+    def test_restored(self):
+        destination = self.open_storage('destination')
+        self.addCleanup(destination.close)
+        txn, _ = self._vote()
+        self.view.tpc_finish(txn)
+        destination._adapter.message_size = 1000
+        destination.copyTransactionsFrom(self.other)
+        self.assertEqual([destination.load(oid) for oid in self.oids], [self.other.load(oid) for oid in self.oids])
+
+
+class Deletions(Suite):
+
+    def _delete(self, storage, oid, tid):
+        return commit(storage, work=lambda txn: storage.deleteObject(oid, tid, txn))
+
+    def test_delete(self):
+        doomed, kept = self.objects(2)
+        tid = self.other.getTid(doomed)
+        self.view.poll_invalidations()
+        deleted = self._delete(self.other, doomed, tid)
+        if self.keep_history:
+            self.assertEqual(value_of(self.view.load(doomed)[0]), 0, 'the view is older')
+            self.assertEqual(self.other.loadBefore(doomed, deleted), (state(0), tid, deleted))
+        self.assertEqual(self.view.poll_invalidations(), [doomed])
+        for storage in (self.view, self.other):
+            for read in (storage.load, storage.getTid, lambda oid, s=storage: s.loadSerial(oid, deleted)):
+                with self.assertRaises(POSKeyError):
+                    read(doomed)
+            self.assertEqual(value_of(storage.load(kept)[0]), 0)
+        self.view.afterCompletion()
+
+    def test_what_was_changed_since_is_not_deleted(self):
+        [oid] = self.objects()
+        old = self.other.getTid(oid)
+        commit(self.other, (oid, old, state(1)))
+        with self.assertRaises(ConflictError):
+            self._delete(self.view, oid, old)
+        self.assertEqual(value_of(self.other.load(oid)[0]), 1)
+
+    def test_what_was_deleted_since_is_not_changed(self):
+        [oid] = self.objects(record=counter(0))
+        self.view.poll_invalidations()
+        tid = self.view.load(oid)[1]
+        self._delete(self.other, oid, tid)
+        for change in (lambda: commit(self.view, (oid, tid, counter(1))),
+                       lambda: self._delete(self.view, oid, tid)):
+            with self.assertRaises(ConflictError):
+                change()
+        self.assertFalse(exists(self.other, oid))
+
+
+class RowsSuite(Suite):
+    """What a commit writes beside the states."""
+
+    def setUp(self):
+        super().setUp()
+        self.db, self.other_db = DB(self.storage), DB(self.other)
+        self.addCleanup(self.db.close)
+        self.addCleanup(self.other_db.close)
+
+    def _rows(self, storage, columns):
+        with storage._pool.session() as session:
+            return session.all(f'SELECT {columns} FROM object_state ORDER BY zoid, tid')
+
+    def _check(self, storage):
+        """Compare every row with its state; return its references by (oid, tid)."""
+        more = 'md5, data_tid' if self.keep_history else 'refs_tid, NULL'
+        found = {}
+        for oid, tid, record, size, refs, md5, _ in self._rows(storage, f'zoid, tid, state, state_size, refs, {more}'):
+            self.assertEqual(refs, references(record))
+            self.assertEqual(size, len(record or b''))
+            if self.keep_history:
+                self.assertEqual(md5, hashlib.md5(record).hexdigest() if record is not None else None)
+            else:
+                self.assertEqual(md5, tid, 'references of another revision')
+            found[oid, tid] = refs
+        return found
+
+    def _conflict(self):
+        """Leave a counter, with a partner, that was changed twice from one state."""
+        managers = [TransactionManager(), TransactionManager()]
+        first, second = (db.open(manager) for db, manager in zip((self.db, self.other_db), managers, strict=True))
+        try:
+            first.root()['counter'] = it = PCounter()
+            it.inc()
+            it.partner = first.root()['partner'] = PersistentMapping()
+            managers[0].commit()
+            managers[1].begin()
+            for connection, step in ((first, 1), (second, 10)):
+                connection.root()['counter'].inc(step)
+            managers[0].commit()
+            managers[1].commit()
+            return second.root()['counter']._p_oid
+        finally:
+            for manager, connection in zip(managers, (first, second), strict=True):
+                manager.abort()
+                connection.close()
+
+    def _data_tid_is(self, storage, oid, tid, wanted):
+        rows = {row[:2]: row[2] for row in self._rows(storage, 'zoid, tid, data_tid')}
+        self.assertEqual(rows[u64(oid), u64(tid)], None if wanted is None else u64(wanted))
+        [record] = [r for txn in storage.iterator(tid, tid) for r in txn if r.oid == oid]
+        self.assertEqual(record.data_txn, wanted)
+
+
+class Rows(RowsSuite):
+
+    def test_store_and_conflict_resolution(self):
+        oid = self._conflict()
+        self.assertEqual(self.other.load(oid)[0].count(b'partner'), 1)
+        found = self._check(self.storage)
+        self.assertEqual(len(found[u64(oid), u64(self.other.getTid(oid))]), 8)
+        with self.db.transaction() as connection:
+            self.assertEqual(connection.root()['counter']._value, 12)
+
+    def test_restore(self):
+        self._conflict()
+        destination = self.open_storage('destination')
+        self.addCleanup(destination.close)
+        destination.copyTransactionsFrom(self.storage)
+        self.assertEqual(self._check(destination), self._check(self.storage))
+
+    def test_deletion(self):
+        oid = self._conflict()
+        tid = commit(self.view, work=lambda txn: self.view.deleteObject(oid, self.view.getTid(oid), txn))
+        self.assertEqual(self._check(self.storage)[u64(oid), u64(tid)], b'')
+
+    def test_in_pieces(self):
+        self.other._adapter.message_size = 50
+        oid = self._conflict()
+        self.assertEqual(len(self._check(self.storage)[u64(oid), u64(self.other.getTid(oid))]), 8)
+
+
+class RowsOfUndo(RowsSuite):
+
+    def test_undo(self):
+        oid = self._conflict()
+        before, undone = [entry['tid'] for entry in reversed(self.other.history(oid, 3))][1:]
+        tid = commit(self.view, work=lambda txn: self.view.undo(undone, txn))
+        found = self._check(self.storage)
+        self.assertEqual(found[u64(oid), u64(tid)], found[u64(oid), u64(before)])
+        self._data_tid_is(self.storage, oid, tid, before)
+        destination = self.open_storage('destination')
+        self.addCleanup(destination.close)
+        destination.copyTransactionsFrom(self.storage)
+        self._data_tid_is(destination, oid, tid, before)
+        self.assertEqual(self._check(destination), found)
+
+    def test_undo_by_conflict_resolution(self):
+        oid = self._conflict()
+        first_inc = self.other.history(oid, 3)[1]['tid']
+        tid = commit(self.view, work=lambda txn: self.view.undo(first_inc, txn))
+        with self.db.transaction() as connection:
+            self.assertEqual(connection.root()['counter']._value, 11)
+        self.assertEqual(len(self._check(self.storage)[u64(oid), u64(tid)]), 8)
+        self._data_tid_is(self.storage, oid, tid, None)
+
+
+class DurableLayer:
+    """A server of our own that keeps what it has acknowledged."""
+
+    server: PostgreSQLServer | None = None
+
+    @classmethod
+    def setUp(cls):
+        if postgresql_programs():
+            # wal_level: above minimal the next transaction's number is logged now and then.
+            cls.server = PostgreSQLServer({'wal_level': 'minimal', 'max_wal_senders': 0}, durable=True)
+            cls.server.start()
+
+    @classmethod
+    def tearDown(cls):
+        if cls.server is not None:
+            cls.server.stop()
+            cls.server = None
+
+
+class Crash(TestCase):
+    """A backend is killed: the server recovers, and what was unlogged is empty."""
+
+    layer = DurableLayer
+
+    def setUp(self):
+        require_postgresql(self)
+        self.server = self.layer.server
+
+    def _on_each(self, work, drivers=('psycopg2', 'psycopg')):
+        """Call work(storage, another, DSN, history mode) for each driver and mode; wait for the server first."""
+        for driver in drivers:
+            for keep_history in (True, False):
+                mode = 'hp' if keep_history else 'hf'
+                dsn = self.server.create_database(f'{self._testMethodName[-50:]}_{driver}_{mode}')
+                with self.subTest(driver=driver, keep_history=keep_history), ExitStack() as stack:
+                    storages = [stack.enter_context(closing(self._open(dsn, driver, mode))) for _ in range(2)]
+                    work(*storages, dsn, keep_history)
+
+    def _open(self, dsn, driver, mode):
+        return relstore.RelStore(relstore.PostgreSQL(dsn, driver=driver), keep_history=mode == 'hp',
+                                 commit_lock_timeout=10)
+
+    def _crash(self, dsn):
+        """Kill a backend; return when the server has recovered."""
+        with closing(psycopg2.connect(dsn)) as victim:
+            kill_and_wait(open_process(victim.info.backend_pid))
+            with self.assertRaises(psycopg2.Error):
+                victim.cursor().execute('SELECT 1')
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                # The postmaster first ends all others: a connection of the old epoch would not answer for long.
+                with closing(Watch(dsn)) as watch:
+                    watch.one('SELECT 1')
+                    return
+            except psycopg2.OperationalError:
+                self.assertLess(time.monotonic(), deadline, self.server.log_tail())
+
+    def test_a_killed_backend_begins_a_new_epoch(self):
+        def work(storage, other, dsn, keep_history):
+            oids = [other.new_oid() for _ in range(2)]
+            tid = commit(other, *((oid, z64, state(0)) for oid in oids))
+            views = [storage.new_instance() for _ in range(2)]
+            for view in views:
+                view.poll_invalidations()
+                view.load(oids[0])
+            txn = TransactionMetaData()
+            views[1].tpc_begin(txn)
+            views[1].store(oids[0], tid, state(1), '', txn)
+            epoch = storage._database.epoch
+            self._crash(dsn)
+            with self.assertRaises(ReadConflictError if keep_history else TransientError):
+                views[0].load(oids[1])
+            with self.assertRaises(TransientError):
+                views[1].tpc_vote(txn)
+            views[1].tpc_abort(txn)
+            for view in views:
+                view.afterCompletion()
+                self.assertIsNone(view.poll_invalidations())
+                self.assertEqual(value_of(view.load(oids[1])[0]), 0)
+                view.afterCompletion()
+            self.assertNotEqual(storage._database.epoch, epoch)
+            self.assertEqual(storage._pool.lent, 0)
+            later = commit(views[1], (oids[0], tid, state(2)))
+            self.assertGreater(later, tid)
+            self.assertEqual(value_of(other.load(oids[0])[0]), 2)
+
+        self._on_each(work)
+
+    def test_what_was_cached_before_is_dropped(self):
+        def work(storage, other, dsn, keep_history):
+            oid = storage.new_oid()
+            commit(storage, (oid, z64, state(0)))
+            view, late = storage.new_instance(), storage.new_instance()
+            for instance in (view, late):
+                instance.poll_invalidations()
+                instance.load(oid)
+                instance.afterCompletion()
+            self.assertEqual(storage._cache.stats()['objects'], 1)
+            self._crash(dsn)
+            self.assertIsNone(view.poll_invalidations())
+            self.assertEqual(storage._cache.stats()['objects'], 0)
+            view.load(oid)
+            view.afterCompletion()
+            with self.assertRaises(ReadConflictError):
+                late.load(oid)      # though the cache has it: of another epoch
+
+        self._on_each(work)
+
+    def test_an_instance_without_a_view_goes_on_too(self):
+        def work(storage, other, dsn, keep_history):
+            self._crash(dsn)
+            oid = storage.new_oid()
+            with self.assertRaises(TransientError):
+                commit(storage, (oid, z64, state(1)))
+            commit(storage, (oid, z64, state(1)))
+            self.assertEqual(value_of(other.load(oid)[0]), 1)
+
+        self._on_each(work, drivers=('psycopg2',))
+
+    def test_the_number_of_our_transaction_is_given_again(self):
+        """Recovery does so with what left no trace in the log, as a transaction that has only voted."""
+        self._number_is_given_again(0)
+
+    def test_the_number_of_our_transaction_is_given_to_another_commit(self):
+        self._number_is_given_again(10)
+
+    def _number_is_given_again(self, others: int):
+        """Lose the numbers of so many others and of a voted transaction, use them up, and finish it."""
+        def work(storage, other, dsn, keep_history):
+            mine = storage.new_oid()
+            txn = TransactionMetaData()
+            storage.tpc_begin(txn)
+            storage.store(mine, z64, state(1), '', txn)
+            with ExitStack() as stack:
+                for _ in range(others):
+                    stack.enter_context(closing(Watch(dsn))).rows('BEGIN; SELECT pg_current_xact_id()')
+                storage.tpc_vote(txn)
+                number = storage._txn._ticket[1]
+                self._crash(dsn)
+            with closing(Watch(dsn)) as watch:
+                next_number = 'SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint'
+                self.assertLessEqual(watch.one(next_number), number, 'the number is not given again')
+                view = other.new_instance()
+                view.poll_invalidations()
+                view.afterCompletion()
+                while watch.one(next_number) <= number:
+                    commit(view, (view.new_oid(), z64, state(2)))
+            try:
+                told = storage.tpc_finish(txn)
+            except StorageError as e:
+                told = e
+            storage.tpc_abort(txn)
+            self.assertFalse(exists(other, mine))
+            self.assertIsInstance(told, StorageError, 'success was told for what is not there')
+
+        self._on_each(work, drivers=('psycopg2',))
+
+
+cases(globals(), Locks, Outcome, Views, RoundTrips, Tids, backends=POSTGRESQL)
+cases(globals(), Zap, Pieces, Deletions, Rows)
+cases(globals(), RowsOfUndo, backends=HISTORY_PRESERVING)
+del Suite, PostgreSQLSuite, Locks, Outcome, Views, Zap, RoundTrips, Tids, Pieces, Deletions
+del RowsSuite, Rows, RowsOfUndo
