@@ -271,6 +271,11 @@ class Cache:
             # Last, so that who reads it before head never has the new generation with the old head.
             self.generation += 1
 
+    def after_fork(self) -> None:
+        """Begin anew in a child process: another thread may have been writing when it was forked."""
+        self._lock = Lock()
+        self.restart(self.head)
+
     def _forget(self) -> None:
         self._entries = {}
         self._clock.clear()

@@ -3,6 +3,7 @@
 Between begin and vote nothing is sent to the database: stores gather in a spool. Vote locks and compares, finish
 writes. Undo, restore and deletion are stores like any other.
 """
+import time
 from collections.abc import Callable
 
 from ZODB.ConflictResolution import ConflictResolvingStorage
@@ -11,9 +12,12 @@ from ZODB.utils import p64
 
 from relstore.adapters.base import Ballot, Metadata
 from relstore.database import Database
-from relstore.errors import ConfigurationError, Disconnected, OutcomeUnknown, StorageError, Unavailable
+from relstore.errors import Disconnected, OutcomeUnknown, StorageError, Unavailable
 from relstore.session import Session
 from relstore.spool import Spool
+
+# Seconds to go on asking for the outcome of a commit, while no server can be reached.
+OUTCOME_PATIENCE = 60.0
 
 
 class Transaction:
@@ -22,13 +26,15 @@ class Transaction:
     metadata: the object that tpc_begin was given.
     epoch: that of what it read.
     tid: given when the transaction is a copy of one that has a tid already.
+    packed: whether that one was packed: then it cannot be undone.
     """
 
-    def __init__(self, database: Database, metadata, epoch: str, tid: int | None = None):
+    def __init__(self, database: Database, metadata, epoch: str, tid: int | None = None, packed: bool = False):
         self._database, self._adapter = database, database.adapter
         self.metadata = metadata
         self._epoch = epoch
-        self._tid = tid
+        self._tid, self._packed = tid, packed
+        self._record: Metadata | None = None
         self._spool = Spool(database.untransform, digest=self._adapter.keep_history)
         self._reads: dict[int, int] = {}
         self._session: Session | None = None
@@ -59,30 +65,31 @@ class Transaction:
             return self._adapter.changes_to_undo(session, tid)
 
         rows = self._database.pool.attempt(changes)
-        failures = []
-        for row in rows:
+        undone, failures = [], []
+        for oid, *row in rows:
             try:
-                self._undo(tid, *row)
+                undone.append((oid, *self._undone(tid, oid, *row)))
             except UndoError as e:
                 failures.append(e)
         if len(failures) > 1:
             raise MultipleUndoErrors([(failure._oid, failure._reason) for failure in failures])
         if failures:
             raise failures[0]
+        for oid, base, state, data_tid in undone:       # all or nothing: the caller may go on after an UndoError
+            self._spool.put(oid, base, state, data_tid=data_tid)
         return [oid for oid, *_ in rows]
 
-    def _undo(self, tid: int, oid: int, written: str | None, current_tid: int, current: str | None, replaced: int,
-              before: int | None) -> None:
-        """Put one object back. written, current: md5s, None for an object that is not there."""
+    def _undone(self, tid: int, oid: int, written: str | None, current_tid: int, current: str | None, replaced: int,
+                before: int | None) -> tuple[int, bytes | None, int | None]:
+        """Return (base, state, data_tid) to put an object back. written, current: md5s, None where there is none."""
         if replaced and before is None:
             raise UndoError('The revision to go back to has been packed.', p64(oid))
         pending = self._spool.get(oid)
         if pending is not None:
             current = pending.md5
         if current == written:
-            self._spool.put(oid, current_tid, self._state(oid, before) if before else None, data_tid=before)
-        else:
-            self._spool.put(oid, current_tid, self._undo_by_resolution(oid, tid, current_tid, before))
+            return current_tid, self._state(oid, before) if before else None, before
+        return current_tid, self._undo_by_resolution(oid, tid, current_tid, before), None
 
     def _undo_by_resolution(self, oid: int, tid: int, current_tid: int, before: int | None) -> bytes:
         """Return what the object's class makes of going back from `tid` while keeping what came later."""
@@ -105,7 +112,10 @@ class Transaction:
     # Vote ---------------------------------------------------------------------------------------------------------
 
     def vote(self) -> list[int]:
-        """Lock, compare, resolve conflicts. Return the oids of those that were resolved."""
+        """Lock, compare, resolve conflicts, and do all that can fail. Return the oids of the resolved ones."""
+        self._check_sizes()
+        self._record = Metadata(_bytes(self.metadata.user), _bytes(self.metadata.description),
+                                self.metadata.extension_bytes, self._packed)
         pool = self._database.pool
         self._session = pool.borrow()
         try:
@@ -120,8 +130,16 @@ class Transaction:
         resolved = [self._resolve_conflict(*conflict) for conflict in verdict.conflicts]
         self._ticket = verdict.ticket
         self._reserve_oids()
-        self._batches = self._adapter.stage(self._session, self._spool.batches(self._adapter.message_size))
+        self._batches = self._adapter.stage(self._session, self._ticket, self._tid, self._record,
+                                            self._spool.batches(self._adapter.message_size))
         return resolved
+
+    def _check_sizes(self) -> None:
+        largest = self._adapter.largest_state
+        for row in self._spool:
+            if row.size is not None and row.size > largest:
+                raise StorageError(f'Object {row.oid:#x} has {row.size:,} bytes; {self._adapter} takes {largest:,} at '
+                                   'most.')
 
     def _ask(self):
         spool, issued = self._spool, self._database.oids.issued
@@ -179,16 +197,21 @@ class Transaction:
     # Finish -------------------------------------------------------------------------------------------------------
 
     def finish(self) -> int:
-        """Make it permanent and return the tid. After an exception nothing was stored, or OutcomeUnknown says so."""
-        metadata = Metadata(_bytes(self.metadata.user), _bytes(self.metadata.description),
-                            self.metadata.extension_bytes)
+        """Make it permanent and return the tid.
+
+        After an Exception nothing was stored, unless it is OutcomeUnknown. An interrupt (of the keyboard, say) asks
+        no questions: the commit may have happened.
+        """
         try:
-            tid = self._adapter.finish(self._session, self._ticket, self._tid, metadata, self._batches)
+            tid = self._adapter.finish(self._session, self._ticket, self._tid, self._record, self._batches)
         except Exception as e:
             tid = self._outcome(e)
+        except BaseException:
+            self._session.broken = True
+            raise
         for row in self._spool:
-            if row.size is not None and row.size <= self._database.cache.object_max:
-                self._database.cache.committed(row.oid, tid, self._spool.state(row), self._generation)
+            if row.held is not None:        # what went to the file would only push others out
+                self._database.cache.committed(row.oid, tid, row.held, self._generation)
         self._database.oids.highest = max(self._database.oids.highest, self._highest)
         self.close()
         return tid
@@ -198,11 +221,17 @@ class Transaction:
         self._session.broken = True
         self._give_back()
         oids = [row.oid for row in self._spool]
-        try:
-            tid = self._database.pool.attempt(lambda s: self._adapter.outcome(s, self._ticket, oids))
-        except (Unavailable, ConfigurationError) as e:
-            raise OutcomeUnknown(f'The commit was sent, then the connection failed ({error}); whether it happened '
-                                 f'cannot be asked: {e}') from error
+        deadline = time.monotonic() + OUTCOME_PATIENCE
+        while True:
+            try:
+                tid = self._database.pool.attempt(lambda s: self._adapter.outcome(s, self._ticket, oids))
+                break
+            except StorageError as e:
+                # A server that recovers from a crash refuses connections for a while.
+                if not isinstance(e, Disconnected) or time.monotonic() > deadline:
+                    raise OutcomeUnknown(f'The commit was sent, then the connection failed ({error}); whether it '
+                                         f'happened cannot be told: {e}') from error
+                time.sleep(0.1)
         if tid is None:
             raise error
         return tid

@@ -1,6 +1,8 @@
 """Database: what all instances of one storage share."""
 import logging
+import os
 import threading
+import weakref
 
 from relstore.adapters.base import Adapter
 from relstore.cache import Cache
@@ -37,6 +39,7 @@ class Database:
         except BaseException:
             self.pool.close()
             raise
+        _databases.add(self)
 
     @property
     def epoch(self) -> str:
@@ -60,10 +63,11 @@ class Database:
             with self._lock:
                 if generation != self.cache.generation:
                     return last, generation     # a late answer, from an epoch that others know is over
-                log.warning('The database is not what it was: restarted after a crash, failed over, restored or '
-                            'emptied. It stands at tid %#x, and everything cached is dropped.', last)
-                self._begin(epoch, last)
-                return last, self.cache.generation
+                if epoch != self._epoch or last < since:
+                    log.warning('The database is not what it was: restarted after a crash, failed over, restored or '
+                                'emptied. It stands at tid %#x, and everything cached is dropped.', last)
+                    self._begin(epoch, last)
+                    return last, self.cache.generation
         if len(changes) > self.options.poll_limit:
             self.cache.jump(last, generation)
         else:
@@ -72,17 +76,28 @@ class Database:
 
     def _begin(self, epoch: str, last: int) -> None:
         """Start a generation of views and cached states."""
-        self.pool.retire()      # sessions know the epoch they began in
-        self._epoch = epoch
+        if self._epoch is not None:
+            self.pool.retire()  # sessions know the epoch they began in
+        self.oids.forget()      # the database may count them anew
         self.cache.restart(last)
+        self._epoch = epoch
 
     def zap_all(self) -> None:
         with self.pool.session() as session:
             self.adapter.zap_all(session)
             epoch = self.adapter.epoch(session)
-        self.oids.forget()
         with self._lock:
             self._begin(epoch, 0)
 
     def close(self) -> None:
         self.pool.close()
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
+        for part in (self.pool, self.oids, self.cache):
+            part.after_fork()
+
+
+_databases: weakref.WeakSet[Database] = weakref.WeakSet()
+# Servers that fork may have opened the storage before.
+os.register_at_fork(after_in_child=lambda: [database._after_fork() for database in list(_databases)])

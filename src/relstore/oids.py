@@ -1,8 +1,6 @@
 """OidAllocator: new object ids, taken from the database in blocks."""
-import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 
@@ -25,9 +23,6 @@ class OidAllocator:
         self._wanted = 1
         self._refilled = 0.0
         self._own: set[int] = set()
-        # What is left belongs to the parent.
-        allocator = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: allocator() and allocator()._start_anew())
         # The database counts on from here or above.
         self.highest = 0
 
@@ -48,7 +43,8 @@ class OidAllocator:
             self._own.clear()
             self.highest = 0
 
-    def _start_anew(self) -> None:
+    def after_fork(self) -> None:
+        """Begin anew in a child process: what is left belongs to the parent."""
         self._lock = threading.Lock()
         self.forget()
 

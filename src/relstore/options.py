@@ -93,7 +93,7 @@ class Options:
     create_schema: bool = _option(
         True, FLAG, 'Create missing tables at open. Where false, tables that are missing are an error.')
     commit_lock_timeout: float = _option(
-        30, SECONDS, 'Seconds that the vote of a commit waits for locks before it gives up.')
+        30, SECONDS, 'Seconds that the vote of a commit waits for each lock before it gives up.')
     cache_local_mb: int = _option(
         64, _from(0), 'Megabytes of memory for the cache that all connections of a process share. '
                       '0 turns it off.')

@@ -1,12 +1,11 @@
 """A Session is one DB-API connection; the SessionPool lends them, a bounded number at a time.
 
-Sessions run in autocommit: a transaction is there only where the SQL says BEGIN. No session keeps settings
-between statements, so any of them can serve any caller, also behind pgbouncer in transaction mode.
+Sessions run in autocommit: a transaction is there only where the SQL says BEGIN. Nothing relies on what an earlier
+statement has set, so any session can serve any caller, also behind pgbouncer in transaction mode.
 """
 import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager, suppress
@@ -132,9 +131,6 @@ class SessionPool:
         self._total = 0
         self._era = 0
         self._closed = False
-        # A child process must not talk over its parent's connections.
-        pool = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: pool() and pool()._abandon())
 
     @property
     def lent(self) -> int:
@@ -157,6 +153,9 @@ class SessionPool:
                 session.rollback()
         except StorageError:
             session.broken = True       # what cannot be rolled back ends with its connection
+        except BaseException:
+            session.broken = True       # interrupted half-way: the next user must not find a transaction
+            raise
         finally:
             if session.broken or session.era != self._era:
                 self._drop(session)
@@ -253,8 +252,11 @@ class SessionPool:
             self._total -= 1
             self._changed.notify()
 
-    def _abandon(self) -> None:
-        # The connections are the parent's: keep them, untouched, so that nothing says goodbye to the server.
+    def after_fork(self) -> None:
+        """Begin anew in a child process, which must not talk over its parent's connections.
+
+        They are kept, untouched, so that nothing says goodbye to the server.
+        """
         self._abandoned = self._idle
         self._idle, self._changed = deque(), threading.Condition()
         self._waiting = self._total = 0

@@ -26,7 +26,7 @@ class Pending:
 
 
 class Spool:
-    """Pending states by oid: the newest for each, in bounded memory.
+    """Pending states by oid: the newest for each. Memory for the states is bounded, not for the list of them.
 
     untransform: from a stored record to the pickle in it, as ZODB's storage wrappers define it.
     digest: whether md5s are wanted.

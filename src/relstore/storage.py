@@ -26,6 +26,9 @@ from relstore.database import Database
 from relstore.options import Options
 from relstore.session import Session
 
+# Objects that one statement prefetches, at most.
+PREFETCH = 1000
+
 
 @implementer(IMVCCPrefetchStorage, IMVCCAfterCompletionStorage, IMultiCommitStorage, ReadVerifyingStorage,
              IStorageRestoreable, IStorageIteration, IStorageCurrentRecordIteration, IExternalGC)
@@ -46,8 +49,8 @@ class RelStore(UndoLogCompatible):
         self._adapter, self._pool, self._cache = self._database.adapter, self._database.pool, self._database.cache
         self.__name__ = self._database.options.name or f'relstore {self._adapter.name}'
         self._at: int | None = None             # the view
-        self._last: int | None = None           # the newest view it had
         self._generation = -1                   # of the database, when the view was taken
+        self._last: tuple = (None, -1)          # the view as of the last poll_invalidations, and its generation
         self._own: int | None = None            # tid of its commit since then
         self._snapshot: Session | None = None   # history-free: a session whose transaction stands at `_at`
         self._txn: Transaction | None = None
@@ -106,16 +109,20 @@ class RelStore(UndoLogCompatible):
     def poll_invalidations(self) -> list[bytes] | None:
         """Move the view to now. Return the oids that changed on the way; None if everything may have."""
         self._end_snapshot()
+        last, generation = self._last
+        self._take_view()
+        changed = [] if last is None else self._cache.invalidations(last, self._own, generation)
+        self._last, self._own = (self._at, self._generation), None
+        return None if changed is None else [p64(oid) for oid in changed]
+
+    def _take_view(self) -> None:
         if self._adapter.keep_history:
             at, generation = self._pool.attempt(self._database.poll)
             if generation == self._cache.generation:
                 at = max(at, self._cache.head)      # others may have polled later, and their answer is ours too
         else:
             at, generation = self._poll_snapshot()
-        changed = [] if self._last is None else self._cache.invalidations(self._last, self._own, self._generation)
-        self._at = self._last = at
-        self._generation, self._own = generation, None
-        return None if changed is None else [p64(oid) for oid in changed]
+        self._at, self._generation = at, generation
 
     def _poll_snapshot(self) -> tuple[int, int]:
         def poll():
@@ -145,6 +152,9 @@ class RelStore(UndoLogCompatible):
     def load(self, oid: bytes, version: str = '') -> tuple[bytes, bytes]:
         """Return (state, tid) as the view sees the object; without a view, as it is now."""
         at = self._at
+        if at is None and self._last[0] is not None:
+            self._take_view()       # it has committed since; the next poll_invalidations reports what changed
+            at = self._at
         if at is None:
             row = self._pool.attempt(lambda session: self._adapter.load_now(session, u64(oid)))
         else:
@@ -169,7 +179,9 @@ class RelStore(UndoLogCompatible):
             raise ReadConflictError('The database was restarted after a crash, failed over, or restored since this '
                                     'transaction began', oid=p64(oid))
         if row is None:
-            if self._pool.attempt(lambda session: self._adapter.current_tid(session, oid)) is not None:
+            # A snapshot sees nothing newer than itself: what it does not see is not there.
+            if (self._snapshot is None
+                    and self._pool.attempt(lambda session: self._adapter.current_tid(session, oid)) is not None):
                 raise ReadConflictError('The revision that this transaction sees is gone', oid=p64(oid))
         elif row[0] is not None:
             self._cache.put(oid, row[1], row[0], at, generation)
@@ -197,20 +209,23 @@ class RelStore(UndoLogCompatible):
         return state
 
     def prefetch(self, oids: Iterable[bytes]) -> None:
-        """Load objects into the cache, with one statement."""
+        """Load objects into the cache, with one statement for many."""
         at = self._at
         if at is None or self._generation != self._cache.generation:
             return
         wanted = [oid for oid in map(u64, oids) if self._cache.get(oid, at) is None]
-        if not wanted:
-            return
-        if self._snapshot is not None:
-            rows = self._adapter.load_many(self._snapshot, wanted, at)
-        else:
-            rows = self._pool.attempt(lambda session: self._adapter.load_many(session, wanted, at))
-        for oid, state, tid in rows:
-            if state is not None:
-                self._cache.put(oid, tid, state, at, self._generation)
+        for start in range(0, len(wanted), PREFETCH):
+            batch = wanted[start:start + PREFETCH]
+            if self._snapshot is not None:
+                rows, epoch = self._adapter.load_many(self._snapshot, batch, at), self._snapshot.epoch
+            else:
+                rows, epoch = self._pool.attempt(
+                    lambda session: (self._adapter.load_many(session, batch, at), session.epoch))
+            if epoch != self._database.epoch:
+                return              # not of this view; load() will say so
+            for oid, state, tid in rows:
+                if state is not None:
+                    self._cache.put(oid, tid, state, at, self._generation)
 
     def getTid(self, oid: bytes) -> bytes:
         row = self._pool.attempt(lambda session: self._adapter.load_now(session, u64(oid)))
@@ -235,10 +250,10 @@ class RelStore(UndoLogCompatible):
         if self._txn is not None and self._txn.metadata is transaction:
             raise StorageTransactionError('Duplicate tpc_begin calls for same transaction')
         self._commit_lock.acquire()
-        self._end_snapshot()        # an instance holds one session at most: oids and the vote will need one
         try:
+            self._end_snapshot()    # an instance holds one session at most: oids and the vote will need one
             self._txn = Transaction(self._database, transaction, self._database.epoch_of(self._generation),
-                                    None if tid is None else u64(tid))
+                                    None if tid is None else u64(tid), packed=status == 'p')
         except BaseException:
             self._commit_lock.release()
             raise
@@ -339,4 +354,4 @@ class RelStore(UndoLogCompatible):
         self._check_writable()
         self.release()
         self._database.zap_all()
-        self._at = self._last = None
+        self._at, self._generation, self._last = None, -1, (None, -1)

@@ -47,12 +47,15 @@ class Metadata:
     user: bytes
     description: bytes
     extension: bytes
+    packed: bool
 
 
 class Adapter:
     name = ''
     # What a message to the server may hold; larger transactions are sent in pieces.
     message_size = 16 * 1024 * 1024
+    # How long may the state of one object be?
+    largest_state = 0
 
     keep_history: bool
     sql: Statements
@@ -95,7 +98,7 @@ class Adapter:
             for name in self._missing(session, relations, schema):
                 for statement in _split(schema[name]):
                     session.run(statement)
-            for item in (('schema', str(SCHEMA_VERSION)), ('database', secrets.token_hex(8))):
+            for item in self.new_meta().items():
                 session.run(self.sql.add_meta, item)
             session.run('COMMIT')
         except BaseException:
@@ -105,6 +108,10 @@ class Adapter:
     def meta(self, session: Session) -> dict[str, str]:
         """Return what relstore knows about the database: the version of its schema, and its random name."""
         return dict(session.all(self.sql.meta))
+
+    def new_meta(self) -> dict[str, str]:
+        """Return what `meta` is to be for a new database, or one that is adopted."""
+        return {'schema': str(SCHEMA_VERSION), 'database': secrets.token_hex(8)}
 
     def _missing(self, session: Session, relations: set[str], schema: dict[str, str]) -> list[str]:
         missing = [name for name in schema if name not in relations and name != 'refs']
@@ -123,8 +130,8 @@ class Adapter:
     def _check_version(self, session: Session) -> None:
         version = self.meta(session).get('schema', '')
         if version != str(SCHEMA_VERSION):
-            raise ConfigurationError(f'{self} has version {version} of the tables and this relstore knows '
-                                     f'version {SCHEMA_VERSION}; install a newer relstore.')
+            raise ConfigurationError(f'{self} has version {version or "?"} of the tables and this relstore knows '
+                                     f'version {SCHEMA_VERSION}; install a newer relstore, the one that made it.')
 
     def _check_mode(self, relations: set[str]) -> None:
         if 'object_state' not in relations or ('current_object' in relations) == self.keep_history:
@@ -201,15 +208,15 @@ class Adapter:
         """
         raise NotImplementedError
 
-    def stage(self, session: Session, batches: Iterable) -> Iterable:
-        """Send ahead what does not fit into the message of `finish`; return the batches that are left for it.
+    def stage(self, session: Session, ticket: list, tid: int | None, metadata: Metadata, batches: Iterable) -> Iterable:
+        """End the vote: do ahead of `finish` what may fail or is large; return the batches that are left for it.
 
-        Batches are lists of (Pending, state), as Spool.batches yields them.
+        Batches are lists of (Pending, state), as Spool.batches yields them. tid: given or to be chosen.
         """
-        return batches
+        raise NotImplementedError
 
     def finish(self, session: Session, ticket: list, tid: int | None, metadata: Metadata, batches: Iterable) -> int:
-        """Choose the tid (or take the one given), write everything, COMMIT, and return the tid."""
+        """Choose the tid (or take the one given), write what is left, COMMIT, and return the tid."""
         raise NotImplementedError
 
     def outcome(self, session: Session, ticket: list, oids: Sequence[int]) -> int | None:

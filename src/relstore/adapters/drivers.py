@@ -1,8 +1,9 @@
 """The DB-API modules: one record each, imported only when used.
 
 `classify` maps a driver's exception to the class of `relstore.errors` that says what to do about it. It goes by
-SQLSTATE or error code, because drivers disagree about exception classes: pgbouncer, for one, reports a lost
-server as 08P01, which psycopg calls a ProtocolViolation and psycopg2 an OperationalError.
+SQLSTATE, because drivers disagree about exception classes: pgbouncer, for one, reports a lost server as 08P01, which
+psycopg calls a ProtocolViolation and psycopg2 an OperationalError. SQLite's errors are told by their text: Python 3.10
+gives no code.
 """
 import importlib
 from collections.abc import Callable, Mapping, Sequence
@@ -61,7 +62,9 @@ def _classify_postgresql(error: Exception) -> type[Exception]:
 def _message_postgresql(error: Exception) -> str:
     diagnosis = getattr(error, 'diag', None)
     if diagnosis is not None and diagnosis.message_primary:
-        return '; '.join(filter(None, (diagnosis.message_primary, diagnosis.message_detail)))
+        # Out of something (53...): the hint names the setting.
+        hint = diagnosis.message_hint if (diagnosis.sqlstate or '').startswith('53') else None
+        return '; '.join(filter(None, (diagnosis.message_primary, diagnosis.message_detail, hint)))
     # The client library's own; its hints are indented.
     return ' '.join(line for line in str(error).splitlines() if not line.startswith('\t'))
 

@@ -8,6 +8,7 @@ import secrets
 import time
 import zlib
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from relstore.adapters.base import Adapter, Ballot, Metadata, Revision, Verdict
 from relstore.adapters.drivers import find_driver
@@ -17,7 +18,7 @@ from relstore.session import Session
 
 OLDEST = 130000                 # xid8 and pg_current_xact_id() came with 13
 FINISH_TIMEOUT = 600.0          # failing after the vote would tear a transaction over several databases
-LONG_WAY = 100_000              # blocks of 16 oids: a tenth of a second of nextval
+ORPHAN_DEADLINE = 60.0          # seconds after which nobody knows
 ORPHAN_PATIENCE = 5.0           # seconds a backend whose client is gone may still wait before it is ended
 
 
@@ -27,6 +28,8 @@ class PostgreSQL(Adapter):
     driver: psycopg2 or psycopg.
     """
     name = 'postgresql'
+    # A parameter is sent as text, twice as long, and the server takes 10^9 bytes.
+    largest_state = 250_000_000
 
     def __init__(self, dsn: str, driver: str = 'psycopg2', schema: str | None = None):
         self._dsn, self._asked_schema = dsn, schema
@@ -40,15 +43,19 @@ class PostgreSQL(Adapter):
         super().configure(keep_history, read_only)
         self._use_schema(self._asked_schema or 'public')
 
-    def _use_schema(self, name: str) -> None:
-        """Make the final text of the statements."""
+    def _use_schema(self, name: str, locks: str = '') -> None:
+        """Make the final text of the statements.
+
+        locks: how advisory locks are keyed, 'plain' (by oid, as RelStorage does it) or 'hashed' with the schema. They
+        are per database, so storages in several schemas would wait for each other, had they plain ones.
+        """
         self._schema = name
+        self._locks = locks or ('plain' if name == 'public' else 'hashed')
         keeps = self.keep_history
         self._tables = Tables(
             prefix='"' + name.replace('"', '""') + '".', id='BIGINT', bytes='BYTEA', chunk='OID', bool='BOOLEAN',
             no='FALSE', md5='CHAR(32)', text='TEXT', unlogged='UNLOGGED', seed=str(zlib.crc32(name.encode())),
-            # Advisory locks are per database. The plain oid is RelStorage's key, so it belongs to RelStorage's schema.
-            key='' if name == 'public' else '{relstore_key_1}',
+            key='' if self._locks == 'plain' else '{relstore_key_1}',
             # The row's value is as random as it can be; the table's own oid differs after a restore from a dump.
             epoch="SELECT e.value || '.' || e.tableoid FROM {relstore_epoch} e",
             oids='(SELECT unnest(?::bigint[]) AS zoid)',
@@ -88,6 +95,7 @@ class PostgreSQL(Adapter):
         try:
             self._use_schema(self._verified_schema(session))
             try:
+                self._use_schema(self._schema, self._locks_there(session))
                 self.complete_schema(session, create)
                 if not self.read_only:
                     self._check_rights(session)
@@ -99,6 +107,16 @@ class PostgreSQL(Adapter):
                                          'write its tables, or set read-only true to read them alone.') from e
         finally:
             session.close()
+
+    def _locks_there(self, session: Session) -> str:
+        """How locks are keyed was decided when relstore came; where RelStorage was before, by RelStorage."""
+        relations = self.relations(session)
+        if 'relstore_meta' in relations:
+            return self.meta(session).get('locks', '')
+        return 'plain' if 'object_state' in relations else ''
+
+    def new_meta(self) -> dict[str, str]:
+        return super().new_meta() | {'locks': self._locks}
 
     def _check_rights(self, session: Session) -> None:
         [[may_write]] = session.all(self.sql.may_write)
@@ -178,21 +196,22 @@ class PostgreSQL(Adapter):
                 verdict.ticket = [backend, transaction, since, ballot.epoch]
         return verdict
 
-    def stage(self, session: Session, batches: Iterable) -> Iterable:
-        """A commit of one batch goes into the message of finish; of more, all go ahead into a temporary table."""
+    def stage(self, session: Session, ticket: list, tid: int | None, metadata: Metadata, batches: Iterable) -> Iterable:
+        """What is small goes into the message of finish; else all goes ahead into a temporary table."""
         batches = iter(batches)
         first, second = next(batches, []), next(batches, None)
-        if second is None:
+        if second is None and sum(row.size or 0 for row, _ in first) < self.message_size:
             return [first]
-        for batch in (first, second, *batches):
+        for batch in chain(filter(None, (first, second)), batches):
             session.all(self.sql.stage, _arrays(batch))
         return []
 
     def finish(self, session: Session, ticket: list, tid: int | None, metadata: Metadata, batches: Iterable) -> int:
         batch = next(iter(batches), None)
+        _, transaction, *_ = ticket
         [[tid]] = session.script(self.sql.finish, (
-            _milliseconds(FINISH_TIMEOUT), tid, metadata.user, metadata.description, metadata.extension,
-            batch is None, *_arrays(batch or [])))
+            transaction, _milliseconds(FINISH_TIMEOUT), tid, metadata.packed, metadata.user, metadata.description,
+            metadata.extension, batch is None, *_arrays(batch or [])))
         return int(tid)
 
     def outcome(self, session: Session, ticket: list, oids: Sequence[int]) -> int | None:
@@ -202,18 +221,18 @@ class PostgreSQL(Adapter):
         answer durable before we answer it.
         """
         backend, transaction, since, epoch = ticket
-        crashed = session.epoch != epoch
-        if crashed:
-            # Recovery gives numbers again that left no trace in the log. Commits of the new epoch have later ones
-            # than the epoch itself.
-            [[first]] = session.all(self.sql.epoch_transaction)
-            if (transaction - first) % 2 ** 32 < 2 ** 31:
-                return None
+        # Asked now: a pooler's connection outlives its server.
+        crashed = self.epoch(session) != epoch
+        if crashed and self._was_lost(session, transaction, since, oids):
+            return None
+        deadline = time.monotonic() + ORPHAN_DEADLINE
         patience = time.monotonic() + ORPHAN_PATIENCE
         while True:
             [[status]] = session.all(self.sql.transaction_status, (str(transaction),))
             if status != 'in progress':
                 break
+            if time.monotonic() > deadline:
+                raise Unavailable(f'the server process {backend} is still busy with it')
             if time.monotonic() > patience:
                 session.all(self.sql.terminate, (backend,))
                 patience = time.monotonic() + ORPHAN_PATIENCE
@@ -222,28 +241,24 @@ class PostgreSQL(Adapter):
         if status != 'committed':
             return None
         [[tid]] = session.all(self.sql.tid_of, (since, str(transaction)))
-        if tid is None and self.keep_history:
-            return None     # the number is that of something else after a crash
-        if tid is None and crashed:
-            raise Unavailable('the server has crashed since, and the objects were changed again or not at all')
+        if crashed and (tid is None or not all(self.load_serial(session, oid, tid) for oid in oids)):
+            raise Unavailable('the server has crashed since, and the objects were changed again')
         if tid is None:
             # History-free: others have overwritten all of it already. Any tid between serves; the next poll corrects.
             tid = min([current for oid in oids if (current := self.current_tid(session, oid))], default=since + 1) - 1
         return tid
 
+    def _was_lost(self, session: Session, transaction: int, since: int, oids: Sequence[int]) -> bool:
+        """Whether a crash has certainly undone it. Recovery gives transaction numbers again that left no trace."""
+        [[first]] = session.all(self.sql.epoch_transaction)     # given after the crash: what was durable has less
+        return ((transaction - first) % 2 ** 32 < 2 ** 31
+                or any((self.current_tid(session, oid) or 0) <= since for oid in oids))
+
     def new_oids(self, session: Session, count: int) -> list[int]:
         return [block for block, in session.all(self.sql.new_oids, (count,))]
 
     def reserve_oids(self, session: Session, oid: int) -> None:
-        """Move the sequence forward, never back under another process that takes oids at the same time.
-
-        So a short way is gone by nextval, and setval is for a way so long that nobody overtakes it meanwhile.
-        """
-        block = -(-oid // 16)       # rounded up
-        session.all(self.sql.jump_to_block, (block, block - LONG_WAY))
-        [[last]] = session.all(self.sql.last_block)
-        if last < block:
-            session.all(self.sql.skip_blocks, (block - last,))
+        session.all(self.sql.reserve_oids, (-(-oid // 16),))     # rounded up
 
     def _advance_oids(self, session: Session) -> None:
         """A sequence behind its objects (restored separately, say) would hand out oids that are taken."""

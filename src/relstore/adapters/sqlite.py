@@ -29,6 +29,7 @@ class SQLite(Adapter):
     pragmas: settings of SQLite, on top of relstore's own.
     """
     name = 'sqlite'
+    largest_state = 900_000_000     # SQLite's limit is 10^9 bytes a row
 
     def __init__(self, data_dir: str, pragmas: Mapping[str, str] | None = None):
         if not data_dir:
@@ -177,13 +178,14 @@ class SQLite(Adapter):
                 verdict.conflicts.append((oid, tid, state))
         return verdict
 
-    def finish(self, session: Session, ticket: list, tid: int | None, metadata: Metadata, batches: Iterable) -> int:
-        last, replaced = ticket     # still true: vote has taken the lock for writers
+    def stage(self, session: Session, ticket: list, tid: int | None, metadata: Metadata, batches: Iterable) -> Iterable:
+        """Write everything: the lock for writers is held since vote, and the disk may be full."""
+        last, replaced = ticket
         if tid is None:
             tid = u64(newTid(p64(last) if last else None))
-        ticket.append(tid)
         if self.keep_history:
-            session.run(self.sql.insert_transaction, (tid, metadata.user, metadata.description, metadata.extension))
+            session.run(self.sql.insert_transaction, (
+                tid, metadata.packed, metadata.user, metadata.description, metadata.extension))
         for batch in batches:
             if self.keep_history:
                 session.many(self.sql.insert_state, [
@@ -193,20 +195,22 @@ class SQLite(Adapter):
             else:
                 session.many(self.sql.insert_state, [
                     (row.oid, tid, row.size or 0, state, row.refs, tid) for row, state in batch])
+        ticket.append(tid)
+        return []
+
+    def finish(self, session: Session, ticket: list, tid: int | None, metadata: Metadata, batches: Iterable) -> int:
         try:
             session.run(self.sql.commit)
         except Exception:
             if not session.broken and session.in_transaction:
-                ticket.pop()        # certainly not; and after the rollback another process may use the tid
+                ticket[2] = None        # certainly not; and after the rollback another process may use the tid
             raise
-        return tid
+        return ticket[2]
 
     def outcome(self, session: Session, ticket: list, oids: Sequence[int]) -> int | None:
         """The process that commits is the database: what is not there now never will be."""
-        *_, tid = ticket if len(ticket) == 3 else (None,)
-        if tid is None:
-            return None         # it did not come so far as to choose one
-        return tid if self.transactions(session, tid, tid, 1) else None
+        tid = ticket[2]
+        return tid if tid is not None and self.transactions(session, tid, tid, 1) else None
 
     def new_oids(self, session: Session, count: int) -> list[int]:
         session.run(self.sql.begin_write)

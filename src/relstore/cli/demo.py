@@ -212,7 +212,7 @@ def _compare_transaction(theirs: TransactionRecord, ours: TransactionRecord) -> 
     Where a FileStorage has two records of one object in one transaction, the last counts.
     """
     where = f'transaction {tid_repr(theirs.tid)}'
-    for name in 'tid', 'user', 'description', 'extension_bytes':
+    for name in 'tid', 'status', 'user', 'description', 'extension_bytes':
         _same(getattr(theirs, name), getattr(ours, name), f'{where}, its {name}')
     originals = {record.oid: record.data for record in theirs}
     copies = {record.oid: record.data for record in ours}

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from relstore.cli import demo, statements
-from relstore.errors import ConfigurationError, DatabaseError
+from relstore.errors import StorageError
 
 # A verb is a module with add_arguments(parser) and run(args) -> exit status; its docstring is the help.
 VERBS = {'demo': demo, 'statements': statements}
@@ -23,7 +23,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print('relstore: interrupted', file=sys.stderr)
         return 130
-    except (ConfigurationError, DatabaseError, OSError) as error:
+    except (StorageError, OSError) as error:
         if args.traceback:
             raise
         print(f'relstore: {_sentence(error)}', file=sys.stderr)

@@ -284,6 +284,8 @@ class EveryStatement(Suite):
 
     def setUp(self):
         super().setUp()
+        # Where the server stays down, who asks for the outcome is not to wait for long.
+        self.enter(patch('relstore.commit.OUTCOME_PATIENCE', 0.2))
         self.trouble = SQLiteTrouble() if isinstance(self, SQLiteBackend) else PostgreSQLTrouble(self.dsn())
         self.addCleanup(self.trouble.close)
         self.faults = Faults(self.trouble)
@@ -658,8 +660,7 @@ class SQLiteOutcome(EveryStatement):
             commit(self.other, (theirs, z64, state(2)))
 
         session._connection.close = close_and_let_others_commit
-        statements = 4 if self.keep_history else 2      # COMMIT is the last of them
-        self.faults.arm('refused', statements)
+        self.faults.arm('refused', 1)       # COMMIT is all that is left
         try:
             with self.assertRaises(TOLD):
                 self.view.tpc_finish(txn)

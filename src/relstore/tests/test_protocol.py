@@ -305,6 +305,7 @@ class Outcome(PostgreSQLSuite):
         view.release()
 
     def test_no_server_can_be_asked(self):
+        self.enter(patch('relstore.commit.OUTCOME_PATIENCE', 0.2))
         finish = self._orphaned(held_back=True)
         self.proxy.wait_until(lambda: self.proxy.sent > self.sent)  # it asks
         self.proxy.stop()

@@ -90,17 +90,16 @@ PARAMETERS = {
     # PostgreSQL
     'vote': lambda s: (s.epoch, '1000', None, s.oids, s.oids, s.tids, f'{{{s.oid}}}', f'{{{s.tid}}}'),
     'stage': lambda s: s.arrays,
-    'finish': lambda s: ('1000', None, b'', b'', None, False, *s.arrays),
+    'finish': lambda s: (3, '1000', None, False, b'', b'', None, False, *s.arrays),
     'transaction_status': lambda s: ('3',),
     'terminate': lambda s: (0,),
     'tid_of': lambda s: (s.last - 3, '3'),
     'new_oids': lambda s: (1,),
-    'skip_blocks': lambda s: (1,),
-    'jump_to_block': lambda s: (1, 1),
+    'reserve_oids': lambda s: (1,),
     'schema_exists': lambda s: ('public',),
     'size': lambda s: ('public',),
     # SQLite
-    'insert_transaction': lambda s: (s.last + 10, b'', b'', b''),
+    'insert_transaction': lambda s: (s.last + 10, False, b'', b'', b''),
     'insert_state': lambda s: (
         (s.last, s.oid + 5, '0' * 32, 3, b'abc', b'', None, s.oid + 5) if s.keep_history else
         (s.oid + 5, s.last, 3, b'abc', b'', s.last)),

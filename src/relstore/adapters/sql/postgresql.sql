@@ -46,7 +46,7 @@ SELECT {relstore_stage_1}(?::bigint[], ?::integer[], ?::integer[], ?::text[], ?:
 
 -- psycopg2 returns the last result of a message only, so the tid is carried over the COMMIT.
 -- name: finish
-SELECT set_config('relstore.tid', {relstore_finish_1}(?, ?, ?::bytea, ?::bytea, ?::bytea, ?,
+SELECT set_config('relstore.tid', {relstore_finish_1}(?, ?, ?, ?, ?::bytea, ?::bytea, ?::bytea, ?,
     ?::bigint[], ?::integer[], ?::integer[], ?::text[], ?::bigint[], ?::integer[], ?::integer[],
     ?::bytea, ?::bytea)::text, false);
 COMMIT;
@@ -74,14 +74,8 @@ SELECT min(tid) FROM {object_state} WHERE tid > ? AND xmin = ?::text::xid8::xid
 -- name: new_oids
 SELECT nextval('{zoid_seq}') FROM generate_series(1, ?)
 
--- name: last_block
-SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {zoid_seq}
-
--- name: skip_blocks
-SELECT count(nextval('{zoid_seq}')) FROM generate_series(1, ?)
-
--- name: jump_to_block
-SELECT setval('{zoid_seq}', ?) FROM {zoid_seq} WHERE last_value < ?
+-- name: reserve_oids
+SELECT {relstore_reserve_1}(?)
 
 -- Administration -----------------------------------------------------------------------------------------------
 

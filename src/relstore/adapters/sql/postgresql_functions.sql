@@ -4,7 +4,7 @@
 -- relstore of two versions can work on one database at the same time.
 --
 -- Locks are RelStorage's: transaction-level advisory locks, keyed by oid, -1 for the commit. -3 is relstore's own:
--- shared from vote to finish, so that a batch of a pack can wait for the commits under way.
+-- shared from vote to finish, so that a batch of a pack can wait for the commits under way; -5 for moving the sequence.
 
 -- The key of a lock, where the storage is in a schema of its own: advisory locks are per database.
 -- name: relstore_key_1
@@ -20,6 +20,22 @@ CREATE FUNCTION {relstore_tid_1}(p_time timestamp) RETURNS bigint LANGUAGE sql I
             + extract(minute FROM p_time)::bigint << 32)
            + floor(extract(second FROM p_time)::double precision * 4294967296 / 60)::bigint
 $$
+
+-- See to it that nextval gives none of the blocks up to p_block. Whoever else takes oids meanwhile must not see the
+-- sequence go back: a short way is gone by nextval; a long one by setval, which nobody overtakes, one at a time.
+-- name: relstore_reserve_1
+CREATE FUNCTION {relstore_reserve_1}(p_block bigint) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_last bigint;
+BEGIN
+    PERFORM pg_advisory_xact_lock({key}(-5));
+    SELECT CASE WHEN s.is_called THEN s.last_value ELSE 0 END INTO v_last FROM {zoid_seq} s;
+    IF v_last + 100000 < p_block THEN
+        PERFORM setval('{zoid_seq}', p_block);
+    ELSE
+        PERFORM nextval('{zoid_seq}') FROM generate_series(v_last + 1, p_block);
+    END IF;
+END $$
 
 -- name: relstore_load_1 [hp]
 CREATE FUNCTION {relstore_load_1}(p_oid bigint, p_at bigint)
@@ -187,16 +203,19 @@ BEGIN
 END $$
 
 -- Finish: under the commit lock choose the tid and write. The lock ends with the COMMIT that follows in the same
--- message. p_tid is given where transactions are restored.
+-- message. p_tid is given where transactions are restored; p_transaction is the ticket that vote gave.
 -- name: relstore_finish_1
 CREATE FUNCTION {relstore_finish_1}(
-    p_timeout text, p_tid bigint, p_user bytea, p_description bytea, p_extension bytea, p_staged boolean,
-    p_oids bigint[], p_starts integer[], p_sizes integer[], p_md5s text[],
+    p_transaction bigint, p_timeout text, p_tid bigint, p_packed boolean, p_user bytea, p_description bytea,
+    p_extension bytea, p_staged boolean, p_oids bigint[], p_starts integer[], p_sizes integer[], p_md5s text[],
     p_data_tids bigint[], p_refs_starts integer[], p_refs_sizes integer[], p_states bytea, p_refs bytea)
 RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_tid bigint;
 BEGIN
+    IF pg_current_xact_id()::text::bigint <> p_transaction THEN
+        RAISE 'this is not the transaction that has voted';
+    END IF;
     PERFORM set_config('lock_timeout', p_timeout, true);
     PERFORM pg_advisory_xact_lock({key}(-1));
     SELECT coalesce(p_tid, greatest(coalesce(max(t.tid), 0) + 1,

@@ -17,7 +17,7 @@ SELECT c.zoid, c.tid FROM {oids} o JOIN {current_object} c ON c.zoid = o.zoid
 SELECT c.zoid, c.tid FROM {oids} o JOIN {object_state} c ON c.zoid = o.zoid
 
 -- name: insert_transaction [hp]
-INSERT INTO {transaction} (tid, username, description, extension) VALUES (?, ?, ?, ?)
+INSERT INTO {transaction} (tid, packed, username, description, extension) VALUES (?, ?, ?, ?, ?)
 
 -- name: insert_state [hp]
 INSERT INTO {object_state} (zoid, tid, prev_tid, md5, state_size, state, refs, data_tid)

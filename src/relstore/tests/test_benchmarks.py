@@ -1,0 +1,91 @@
+"""The benchmarks run, on files alone and with tiny sizes: what they measure is not for tests."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PROJECT = pathlib.Path(__file__).resolve().parents[3]
+PARTS = ('speed', 'commit', 'occupancy', 'pack', 'memory')
+SECONDS = 120  # far more than it takes
+
+
+class BenchmarksLayer:
+    """One run, for all tests that look at its results."""
+
+    @classmethod
+    def setUp(cls):
+        cls.temporary = tempfile.TemporaryDirectory()
+        cls.directory = pathlib.Path(cls.temporary.name)
+        if (PROJECT / 'benchmarks').is_dir():
+            cls.output = run('benchmarks.run', '--smoke', '--only', *PARTS, '--out', cls.temporary.name)
+
+    @classmethod
+    def tearDown(cls):
+        cls.temporary.cleanup()
+
+
+class Smoke(unittest.TestCase):
+    layer = BenchmarksLayer
+
+    def setUp(self):
+        if not (PROJECT / 'benchmarks').is_dir():
+            self.skipTest('the benchmarks are not installed with the package')
+        self.data = json.loads((self.layer.directory / 'figures.json').read_text('utf-8'))
+
+    def figures(self, part, storage):
+        return [row for row in self.data['figures'] if (row['part'], row['storage']) == (part, storage)]
+
+    def test_every_part_measures_or_says_why_not(self):
+        self.assertEqual(list(self.data['seconds']), list(PARTS))
+        for part in PARTS:
+            for storage in ('relstore SQLite', 'FileStorage'):
+                with self.subTest(part, storage=storage):
+                    reasons = [row['reason'] for row in self.data['absent'] if row['part'] == part]
+                    self.assertTrue(self.figures(part, storage) or reasons)
+        for part in ('speed', 'commit', 'occupancy'):
+            self.assertTrue(self.figures(part, 'relstore SQLite'), part)
+
+    def test_every_figure_has_a_unit_and_says_what_is_better(self):
+        for row in self.data['figures']:
+            with self.subTest(row=row):
+                self.assertTrue(row['unit'])
+                self.assertIn(row['better'], ('more', 'less'))
+                self.assertTrue(row['samples'])
+
+    def test_concurrent_clients_are_measured(self):
+        at = {row['at'] for row in self.figures('commit', 'relstore SQLite')}
+        self.assertEqual(at, {1, 2})
+
+    def test_ratios_and_settings_are_there(self):
+        compared = {(row['relstore'], row['peer']) for row in self.data['ratios']}
+        self.assertEqual(compared, {('relstore SQLite', 'FileStorage')})
+        self.assertIn('relstore SQLite / FileStorage', self.layer.output)
+        self.assertIn('synchronous', self.data['settings']['durability'])
+        self.assertTrue(self.data['machine']['processor'])
+
+    def test_the_page_stands_alone(self):
+        if importlib.util.find_spec('matplotlib') is None:
+            self.skipTest('matplotlib is not installed: it is part of the environment of `make bench` only')
+        run('benchmarks.page', str(self.layer.directory))
+        page = (self.layer.directory / 'index.html').read_text('utf-8')
+        self.assertIn('</html>', page)
+        self.assertGreater(page.count('<svg'), 3)
+        for link in ('src="', 'href="http', '<link', '@import'):
+            self.assertNotIn(link, page)
+
+
+def run(module: str, *arguments: str) -> str:
+    """Run a module in the project's directory and return what it printed; fail with it if it fails."""
+    environment = os.environ | {'PYTHONPATH': os.pathsep.join(sys.path)}  # buildout's eggs too
+    done = subprocess.run(
+        [sys.executable, '-m', module, *arguments], cwd=PROJECT, env=environment, timeout=SECONDS,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        raise AssertionError(f'{module} failed:\n{done.stdout}')
+    return done.stdout
