@@ -1,5 +1,8 @@
 # make demo    a first look                make test    all tests           make lint    style and layers
 #   DATA=/path/to/Data.fs                    PYTHON=python3.12, where python3 is not the one to use
+# make bench   relstore beside its peers, with charts, in var/benchmarks
+#   ONLY="commit page"   some parts of: speed roundtrips commit occupancy page pack memory shootout
+#   QUICK=1              small sizes, under two minutes      OUT=docs/benchmarks   another place for the page
 
 PYTHON ?= python3
 BUILDOUT = zc.buildout>=6,<7
@@ -11,7 +14,10 @@ apt = { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && { apt-get -q up
       { echo "Missing: $(1). Install it as root: apt-get install $(1)"; false; }
 PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint style layers servers clean
+# What relstore is measured beside, as its makers publish it, and what draws the charts.
+PEERS = RelStorage==4.3.0 ZEO zodbshootout==0.8.* pyperf==1.7.1 psycopg2-binary psycopg[binary] matplotlib
+
+.PHONY: demo test bench bench-zodbshootout lint style layers servers compiler clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo
@@ -20,16 +26,22 @@ demo: .venv/demo
 test: bin/test servers
 	bin/test $(TESTS)
 
+bench: .venv-bench/made servers compiler
+	.venv-bench/bin/python -m benchmarks.run $(if $(ONLY),--only $(ONLY)) $(if $(QUICK),--quick) $(if $(OUT),--out '$(OUT)')
+
+bench-zodbshootout:
+	$(MAKE) bench ONLY=shootout
+
 lint: style layers
 
 style: .venv/lint
-	.venv/bin/ruff check setup.py src
+	.venv/bin/ruff check setup.py src benchmarks
 
 layers: .venv/lint
 	PYTHONPATH=src .venv/bin/lint-imports
 
 clean:
-	rm -rf .venv bin parts eggs develop-eggs .installed.cfg build dist src/*.egg-info
+	rm -rf .venv .venv-bench bin parts eggs develop-eggs .installed.cfg build dist src/*.egg-info
 
 # Without pip's own module Debian's and Ubuntu's python3 cannot make an environment.
 .venv/made:
@@ -37,6 +49,14 @@ clean:
 	    { echo "relstore needs Python 3.10 or newer; name one: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(call apt,$(notdir $(PYTHON))-venv)
 	$(PYTHON) -m venv --clear .venv
+	touch $@
+
+# An environment of its own: what the peers need must not meet what the tests need.
+.venv-bench/made: .venv/made setup.py Makefile
+	$(PYTHON) -m venv --clear .venv-bench
+	echo '*' > .venv-bench/.gitignore
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --editable . \
+	    $(foreach package,$(PEERS),'$(package)')
 	touch $@
 
 .venv/demo: .venv/made setup.py
@@ -59,3 +79,7 @@ bin/test: .venv/buildout-made buildout.cfg setup.py
 servers:
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null || \
 	    $(call apt,postgresql) || true
+
+# For the library that slows a disk down. Its absence does not stop the benchmarks: they say what they leave out.
+compiler:
+	@command -v cc >/dev/null || $(call apt,gcc libc6-dev) || true

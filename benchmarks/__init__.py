@@ -1,0 +1,1 @@
+"""Benchmarks of relstore beside its peers. See run.py."""

@@ -1,0 +1,230 @@
+"""The storages under test: how each is made, opened and removed, and why one may be missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+import ZODB
+from ZODB.FileStorage import FileStorage
+
+import relstore
+from benchmarks.servers import POSTGRESQL, DurablePostgreSQL, SlowDisk, Unavailable, ZEOServer
+from relstore.tests.servers import postgresql_programs
+
+# Megabytes for the storage's cache in each process, and the largest object in it: the same for all.
+CACHE_MB = 64
+CACHE_OBJECT_MAX = 1 << 20
+SLOW_MICROSECONDS = 3000
+
+DURABILITY = (
+    'An acknowledged commit is on disk, everywhere: PostgreSQL with fsync=on and synchronous_commit=on, one server for '
+    'all; SQLite with journal_mode=WAL and synchronous=FULL, for RelStorage too (its own default is NORMAL); '
+    'FileStorage and ZEO flush with fsync.'
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A storage under test. `opened(where, keep_history, cache_mb)` returns it open."""
+
+    name: str
+    colour: str
+    server: str  # 'postgresql', 'zeo', or '' for files
+    opened: Callable | None = None
+    requires: tuple[str, ...] = ()
+    processes: bool = True  # may several processes open it?
+    mark: str = 'o-'
+    reason: str = ''  # why it cannot be tested at all
+
+    def unavailable(self) -> str:
+        """Return why it cannot run here; '' if it can."""
+        if self.reason:
+            return self.reason
+        missing = [name for name in self.requires if importlib.util.find_spec(name) is None]
+        if missing:
+            return f'not installed: {", ".join(missing)}'
+        if self.server == 'postgresql' and postgresql_programs() is None:
+            return 'PostgreSQL is not installed (apt-get install postgresql)'
+        return ''
+
+
+def _relstore(adapter, keep_history: bool, cache_mb: int):
+    return relstore.RelStore(
+        adapter, keep_history=keep_history, cache_local_mb=cache_mb, cache_local_object_max=CACHE_OBJECT_MAX
+    )
+
+
+def _relstore_sqlite(where: str, keep_history: bool, cache_mb: int):
+    return _relstore(relstore.SQLite(where, pragmas={'synchronous': 'FULL'}), keep_history, cache_mb)
+
+
+def _relstore_psycopg2(where: str, keep_history: bool, cache_mb: int):
+    return _relstore(relstore.PostgreSQL(where, driver='psycopg2'), keep_history, cache_mb)
+
+
+def _relstore_psycopg(where: str, keep_history: bool, cache_mb: int):
+    return _relstore(relstore.PostgreSQL(where, driver='psycopg'), keep_history, cache_mb)
+
+
+def _relstorage_options(keep_history: bool, cache_mb: int, **more):
+    from relstorage.options import Options
+
+    return Options(
+        keep_history=keep_history, cache_local_mb=cache_mb, cache_local_object_max=CACHE_OBJECT_MAX, **more
+    )
+
+
+def _relstorage_sqlite(where: str, keep_history: bool, cache_mb: int):
+    from relstorage.adapters.sqlite.adapter import Sqlite3Adapter
+    from relstorage.storage import RelStorage
+
+    options = _relstorage_options(keep_history, cache_mb)
+    return RelStorage(Sqlite3Adapter(where, pragmas={'synchronous': 'FULL'}, options=options), options=options)
+
+
+def _relstorage_postgresql(where: str, keep_history: bool, cache_mb: int):
+    from relstorage.adapters.postgresql import PostgreSQLAdapter
+    from relstorage.storage import RelStorage
+
+    options = _relstorage_options(keep_history, cache_mb, driver='psycopg2')
+    return RelStorage(PostgreSQLAdapter(dsn=where, options=options), options=options)
+
+
+def _zeo(where: str, keep_history: bool, cache_mb: int):
+    from ZEO.ClientStorage import ClientStorage
+
+    return ClientStorage(where, cache_size=max(cache_mb, 1) << 20, wait_timeout=30)
+
+
+def _filestorage(where: str, keep_history: bool, cache_mb: int):
+    return FileStorage(str(Path(where) / 'Data.fs'))
+
+
+LATER = 'relstore has no adapter for it yet'
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind('relstore PostgreSQL', '#1f4fd8', 'postgresql', _relstore_psycopg2, ('psycopg2',)),
+        Kind('relstore PostgreSQL, psycopg 3', '#7a5cd6', 'postgresql', _relstore_psycopg, ('psycopg',), mark='v-'),
+        Kind('RelStorage PostgreSQL', '#d1351b', 'postgresql', _relstorage_postgresql, ('relstorage', 'psycopg2'),
+             mark='s-'),
+        Kind('relstore SQLite', '#39a7e8', '', _relstore_sqlite, mark='o--'),
+        Kind('RelStorage SQLite', '#f59a23', '', _relstorage_sqlite, ('relstorage',), mark='s--'),
+        Kind('FileStorage', '#6b6b6b', '', _filestorage, processes=False, mark='^:'),
+        Kind('ZEO', '#2c9f4b', 'zeo', _zeo, ('ZEO',), mark='D-.'),
+        Kind('relstore MariaDB', '#000000', '', reason=LATER),
+        Kind('relstore MySQL', '#000000', '', reason=LATER),
+    )
+}  # fmt: skip
+MAIN = [name for name in KINDS if 'psycopg 3' not in name]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A database of one kind; other processes can open it too."""
+
+    kind: str
+    where: str | tuple[str, int]
+    keep_history: bool = True
+
+    def open(self, cache_mb: int = CACHE_MB):
+        """Return the storage."""
+        return KINDS[self.kind].opened(self.where, self.keep_history, cache_mb)
+
+    def open_db(self, cache_mb: int = CACHE_MB, **options) -> ZODB.DB:
+        """Return a ZODB DB whose connections keep every object."""
+        return ZODB.DB(self.open(cache_mb), cache_size=1_000_000, **options)
+
+    def at(self, where: str | tuple[str, int]) -> Site:
+        """Return the same database by another address."""
+        return replace(self, where=where)
+
+
+def empty_storage_cache(storage) -> None:
+    """Drop what the storage has cached. FileStorage has no cache of its own."""
+    cache = getattr(storage, '_cache', None)
+    if cache is not None:
+        cache.clear()
+
+
+class Lab:
+    """Where the storages live: a temporary directory, and the servers, each started when first wanted."""
+
+    def __init__(self):
+        self.directory = Path(tempfile.mkdtemp(prefix='relstore-benchmarks-'))
+        self._servers: dict[bool, DurablePostgreSQL] = {}
+        self._slow_disk: SlowDisk | None = None
+        self._numbers = count(1)
+        self.settings = {
+            'durability': DURABILITY,
+            'postgresql.conf': POSTGRESQL,
+            'cache': f'{CACHE_MB} MB per process, objects up to {CACHE_OBJECT_MAX} bytes, wherever there is one',
+            'connections': 'PostgreSQL and ZEO are reached through unix sockets, but for those that a proxy watches',
+        }
+
+    def __enter__(self) -> Lab:
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        for server in self._servers.values():
+            server.stop()
+        if self._slow_disk is not None:
+            self._slow_disk.remove()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    @property
+    def slow_disk(self) -> SlowDisk:
+        """The library that makes a disk slow; Unavailable says why there is none."""
+        if self._slow_disk is None:
+            self._slow_disk = SlowDisk()
+        return self._slow_disk
+
+    def postgresql(self, slow: bool = False) -> DurablePostgreSQL:
+        """Return the running server, the same for all storages."""
+        if slow not in self._servers:
+            server = DurablePostgreSQL(self.slow_disk.environment(SLOW_MICROSECONDS) if slow else None)
+            server.start()
+            self._servers[slow] = server
+        return self._servers[slow]
+
+    @contextmanager
+    def site(self, name: str, keep_history: bool = True, slow: bool = False) -> Iterator[Site]:
+        """Make an empty database of a kind; remove it afterwards. Unavailable says why it cannot be had."""
+        kind = KINDS[name]
+        reason = kind.unavailable()
+        if reason:
+            raise Unavailable(reason)
+        if kind.server == 'postgresql':
+            server, database = self.postgresql(slow), f'bench_{next(self._numbers)}'
+            dsn = server.create_database(database)
+            try:
+                yield Site(name, dsn, keep_history)
+            finally:
+                server.drop_database(database)
+            return
+        directory = self.directory / f'{next(self._numbers)}'
+        directory.mkdir()
+        server = None
+        try:
+            if kind.server == 'zeo':
+                server = ZEOServer(directory, self.slow_disk.environment(SLOW_MICROSECONDS) if slow else None)
+            yield Site(name, server.socket if server else str(directory), keep_history)
+        finally:
+            if server is not None:
+                server.stop()
+            shutil.rmtree(directory)
+
+
+def available(results, part: str, names: list[str]) -> list[str]:
+    """Return the kinds that can run here; record the reasons of the others."""
+    for name in names:
+        if reason := KINDS[name].unavailable():
+            results.cannot(part, name, reason)
+    return [name for name in names if not KINDS[name].unavailable()]
