@@ -62,8 +62,8 @@ class PostgreSQL(Adapter):
             current='{current_object}' if keeps else '{object_state}',
             last='{transaction}' if keeps else '{object_state}',
             insert_transaction=(
-                'INSERT INTO {transaction} (tid, username, description, extension)\n'
-                '        VALUES (v_tid, p_user, p_description, p_extension);' if keeps else ''))
+                'INSERT INTO {transaction} (tid, packed, username, description, extension)\n'
+                '        VALUES (v_tid, p_packed, p_user, p_description, p_extension);' if keeps else ''))
         self.sql = Statements('common.sql', 'postgresql.sql', keep_history=keeps, macros=self._tables,
                               placeholder='%s')
 
