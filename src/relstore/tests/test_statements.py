@@ -67,6 +67,9 @@ INSERT INTO object_state (zoid, tid, refs_tid, state_size, state, refs)
     SELECT n, {CURRENT}, {BASE}, 100, {STATE} FROM numbers(1, :objects);
 """
 
+# Stands for the number of the transaction that runs the statement.
+VOTED = object()
+
 # How statements of every database are called: name -> parameters, from a site.
 PARAMETERS = {
     'load_at': lambda s: (s.oid, s.last),
@@ -90,7 +93,7 @@ PARAMETERS = {
     # PostgreSQL
     'vote': lambda s: (s.epoch, '1000', None, s.oids, s.oids, s.tids, f'{{{s.oid}}}', f'{{{s.tid}}}'),
     'stage': lambda s: s.arrays,
-    'finish': lambda s: (3, '1000', None, False, b'', b'', None, False, *s.arrays),
+    'finish': lambda s: (VOTED, '1000', None, False, b'', b'', None, False, *s.arrays),
     'transaction_status': lambda s: ('3',),
     'terminate': lambda s: (0,),
     'tid_of': lambda s: (s.last - 3, '3'),
@@ -280,7 +283,7 @@ class OnPostgreSQL(Suite):
                 with self.subTest(name):
                     work[name] = self.cost(statement, parameters, name in scans_allowed)
         with self.subTest('staged'):
-            finish = parts(self.sql.finish)[0], ('1000', None, b'', b'', None, True, *[None] * 9)
+            finish = parts(self.sql.finish)[0], (VOTED, '1000', None, False, b'', b'', None, True, *[None] * 9)
             self.cost(*finish, 'staged' in scans_allowed, before=(self.sql.stage, self.site.arrays))
         return work
 
@@ -289,6 +292,8 @@ class OnPostgreSQL(Suite):
         statement = statement.replace('?', '%s')
         self.ask('BEGIN')
         try:
+            [[voted]] = self.ask('SELECT pg_current_xact_id()::text::bigint')
+            parameters = tuple(voted if parameter is VOTED else parameter for parameter in parameters)
             if before is not None:
                 self.ask(*before)
             scans = self.scans()
