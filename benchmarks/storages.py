@@ -57,7 +57,8 @@ class Kind:
 
 def _relstore(adapter, keep_history: bool, cache_mb: int):
     return relstore.RelStore(
-        adapter, keep_history=keep_history, cache_local_mb=cache_mb, cache_local_object_max=CACHE_OBJECT_MAX
+        adapter, keep_history=keep_history, cache_local_mb=cache_mb, cache_local_object_max=CACHE_OBJECT_MAX,
+        pool_size=256,  # the memory part opens a hundred history-free connections, each with a snapshot
     )
 
 

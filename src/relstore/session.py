@@ -15,6 +15,17 @@ from typing import Any, TypeVar
 from relstore.adapters.drivers import Driver
 from relstore.errors import Deadlock, Disconnected, StorageError, Unavailable
 
+# The process this is: asking the system each time would cost a tenth of a load from SQLite.
+_pid = os.getpid()
+
+
+def _now_in_child() -> None:
+    global _pid
+    _pid = os.getpid()
+
+
+os.register_at_fork(after_in_child=_now_in_child)
+
 Row = tuple[Any, ...]
 Result = TypeVar('Result')
 
@@ -26,7 +37,7 @@ class Session:
         module = driver.load()
         self._driver = driver
         self._errors = module.Error
-        self.pid = os.getpid()
+        self.pid = _pid
         self.broken = False
         # The epoch the database had when this session began; see Database.
         self.epoch: str | None = None
@@ -36,6 +47,7 @@ class Session:
         self.prepared = False
         self._connection = self._do(driver.connect, module, *arguments)
         self._cursor = partial(self._connection.cursor, **driver.cursor_options)
+        self._fetch = driver.fetch
 
     def run(self, sql: str, parameters: Sequence = ()) -> int:
         """Run a statement that returns nothing; return how many rows it touched."""
@@ -43,11 +55,11 @@ class Session:
 
     def all(self, sql: str, parameters: Sequence = ()) -> list[Row]:
         """Return all rows. Whoever calls this has bounded them in the SQL."""
-        return self._do(_all, self._cursor, self._driver.fetch, sql, parameters)
+        return self._do(_all, self._cursor, self._fetch, sql, parameters)
 
     def one(self, sql: str, parameters: Sequence = ()) -> Row | None:
         """Return the only row, or None if there is none."""
-        rows = self._do(_all, self._cursor, self._driver.fetch, sql, parameters)
+        rows = self._do(_all, self._cursor, self._fetch, sql, parameters)
         if not rows:
             return None
         [row] = rows
@@ -80,7 +92,7 @@ class Session:
         self._do(_close, self._connection)
 
     def _do(self, act: Callable[..., Result], *arguments) -> Result:
-        if self.pid != os.getpid():
+        if self.pid != _pid:
             raise Disconnected('The connection belongs to the process that this one was forked from.')
         try:
             return act(*arguments)
@@ -145,11 +157,8 @@ class SessionPool:
 
     def give_back(self, session: Session) -> None:
         """Take a session back: rolled back if a transaction is open in it, dropped if it is broken or retired."""
-        if session.pid != os.getpid():
-            self._abandoned.append(session)
-            return
         try:
-            if not session.broken and session.in_transaction:
+            if not session.broken and session.pid == _pid and session.in_transaction:
                 session.rollback()
         except StorageError:
             session.broken = True       # what cannot be rolled back ends with its connection
@@ -157,15 +166,21 @@ class SessionPool:
             session.broken = True       # interrupted half-way: the next user must not find a transaction
             raise
         finally:
-            if session.broken or session.era != self._era:
-                self._drop(session)
-            else:
-                self._idle.append(session)
-                if session.era != self._era:
-                    self._drop_idle()           # retired in this very moment
-            if self._waiting:
-                with self._changed:
-                    self._changed.notify()
+            self._take_back(session)
+
+    def _take_back(self, session: Session) -> None:
+        if session.pid != _pid:
+            self._abandoned.append(session)
+            return
+        if session.broken or session.era != self._era:
+            self._drop(session)
+        else:
+            self._idle.append(session)
+            if session.era != self._era:
+                self._drop_idle()           # retired in this very moment
+        if self._waiting:
+            with self._changed:
+                self._changed.notify()
 
     @contextmanager
     def session(self):
@@ -178,15 +193,20 @@ class SessionPool:
     def attempt(self, work: Callable[[Session], Result]) -> Result:
         """Return work(session). If the pooled connection proves to be dead, do it once more on a new one.
 
-        For work that is safe to repeat: reads outside a transaction.
+        For work that is safe to repeat, and leaves no transaction open where it succeeds.
         """
         session = self.borrow()
         try:
-            return work(session)
+            result = work(session)
         except Disconnected:
             self.retire()           # what killed one connection has likely killed them all
-        finally:
             self.give_back(session)
+        except BaseException:
+            self.give_back(session)
+            raise
+        else:
+            self._take_back(session)
+            return result
         with self.session() as session:
             return work(session)
 

@@ -8,6 +8,7 @@ gives no code.
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import methodcaller
 from types import ModuleType
 from typing import Any
 
@@ -27,7 +28,7 @@ class Driver:
     # (connection, several statements, their parameters) -> the rows of the last
     script: Callable[[Any, str, Sequence], list]
     cursor_options: Mapping[str, Any] = field(default_factory=dict)
-    fetch: Callable[[Any], list] = lambda cursor: cursor.fetchall()     # (cursor) -> all rows
+    fetch: Callable[[Any], list] = methodcaller('fetchall')     # (cursor) -> all rows
     # The process id that the server gave at connect, which a pooler in between would have made up.
     backend_pid: Callable[[Any], int] | None = None
     # Does EXECUTE take parameters? Not if the server is to bind them.
