@@ -54,7 +54,7 @@ class Database:
     def poll(self, session: Session) -> tuple[int, int]:
         """Bring the cache up to date; return (the newest tid, the generation it belongs to).
 
-        In a history-free database the session then holds a snapshot of just that state.
+        Where the adapter reads_in_snapshot, the session then holds a snapshot of just that state.
         """
         generation = self.cache.generation      # read before head: see Cache
         since = self.cache.head

@@ -52,7 +52,7 @@ class RelStore(UndoLogCompatible):
         self._generation = -1                   # of the database, when the view was taken
         self._last: tuple = (None, -1)          # the view as of the last poll_invalidations, and its generation
         self._own: int | None = None            # tid of its commit since then
-        self._snapshot: Session | None = None   # history-free: a session whose transaction stands at `_at`
+        self._snapshot: Session | None = None   # where reads_in_snapshot: a session whose transaction stands at `_at`
         self._txn: Transaction | None = None
         self._commit_lock = threading.Lock()    # held from tpc_begin to tpc_finish or tpc_abort
         if self._adapter.keep_history:
@@ -116,7 +116,7 @@ class RelStore(UndoLogCompatible):
         return None if changed is None else [p64(oid) for oid in changed]
 
     def _take_view(self) -> None:
-        if self._adapter.keep_history:
+        if not self._adapter.reads_in_snapshot:
             at, generation = self._pool.attempt(self._database.poll)
             if generation == self._cache.generation:
                 at = max(at, self._cache.head)      # others may have polled later, and their answer is ours too

@@ -62,6 +62,11 @@ class Adapter:
 
     # Connect ------------------------------------------------------------------------------------------------------
 
+    @property
+    def reads_in_snapshot(self) -> bool:
+        """Does a view hold a transaction open while it lasts? Where no history is kept, there is no other way."""
+        return not self.keep_history
+
     def configure(self, keep_history: bool, read_only: bool) -> None:
         """Say once, before anything else, which history mode the database has to have."""
         self.keep_history, self.read_only = keep_history, read_only
@@ -166,7 +171,7 @@ class Adapter:
     def poll(self, session: Session, since: int, limit: int) -> tuple[str, int, list[tuple[int, int]]]:
         """Return (epoch, newest tid, [(oid, tid)] changed after `since`): more than `limit` if they were too many.
 
-        In a history-free database the session then holds a snapshot of just that state.
+        Where reads_in_snapshot, the session then holds a snapshot of just that state.
         """
         epoch, last, changes = self._poll(session, since, limit + 1)
         if epoch is None:
@@ -177,7 +182,7 @@ class Adapter:
         return epoch, last, changes
 
     def _poll(self, session: Session, since: int, limit: int) -> tuple[str | None, int, list[tuple[int, int]]]:
-        if not self.keep_history:
+        if self.reads_in_snapshot:
             session.run(self.sql.begin_read)
         rows = session.all(self.sql.poll, (since, limit))
         epoch, last = rows[0][:2]
