@@ -25,13 +25,6 @@ SCANS = {
     'zap': 'removes everything',
     'delete_transactions': 'removes everything',
     'count_up_to': 'ends at its LIMIT; any order will do',
-    'staged': 'nothing is known of how many rows were staged, except that they were too many for one message',
-}
-
-#: Besides, as long as there are no statistics: name -> why.
-SCANS_WITHOUT_STATISTICS = {
-    'undo': 'then a transaction is guessed to have one record in 200 of the site',
-    'poll': 'then one record in three of the site is guessed to be newer than any tid',
 }
 
 #: Statements that are not run here, only prepared: name -> why.
@@ -190,8 +183,8 @@ class Suite(unittest.TestCase):
 
     def test_reasons_name_statements(self):
         """Lists of exceptions do not outlive what they except."""
-        names = {name for name, _ in self.sql} | {'zap', 'delete_transactions', 'staged', 'undo', 'execute_load_at'}
-        self.assertLessEqual(SCANS.keys() | SCANS_WITHOUT_STATISTICS.keys() | NOT_MEASURED.keys(), names)
+        names = {name for name, _ in self.sql} | {'zap', 'delete_transactions', 'execute_load_at'}
+        self.assertLessEqual(SCANS.keys() | NOT_MEASURED.keys(), names)
 
 
 class OnPostgreSQL(Suite):
@@ -235,7 +228,7 @@ class OnPostgreSQL(Suite):
     def test_work_does_not_grow_with_the_site(self):
         self.fill(20_000)
         with self.subTest('without statistics'):
-            self.measure(SCANS | SCANS_WITHOUT_STATISTICS)
+            self.measure()
         self.ask('ANALYZE')
         small = self.measure()
         self.fill(40_000)
@@ -276,15 +269,15 @@ class OnPostgreSQL(Suite):
         self.site = site(objects, self.keep_history, self.list)
         self.site.epoch = self.epoch
 
-    def measure(self, scans_allowed=SCANS):
+    def measure(self):
         work = {}
         for name, statement, parameters in self.statements():
             if parameters is not None:
                 with self.subTest(name):
-                    work[name] = self.cost(statement, parameters, name in scans_allowed)
+                    work[name] = self.cost(statement, parameters, name in SCANS)
         with self.subTest('staged'):
             finish = parts(self.sql.finish)[0], (VOTED, '1000', None, False, b'', b'', None, True, *[None] * 9)
-            self.cost(*finish, 'staged' in scans_allowed, before=(self.sql.stage, self.site.arrays))
+            self.cost(*finish, before=(self.sql.stage, self.site.arrays))
         return work
 
     def cost(self, statement, parameters, scan_allowed=False, before=None):

@@ -12,6 +12,15 @@ SELECT state, tid FROM {relstore_load_1}(?, ?)
 SELECT o.zoid, s.state, s.tid FROM {oids} o CROSS JOIN LATERAL
     (SELECT state, tid FROM {object_state} WHERE zoid = o.zoid AND tid <= ? ORDER BY tid DESC LIMIT 1) s
 
+-- Likewise: joined, the records of a transaction are guessed to be one in 200 of the site before the first ANALYZE.
+-- name: undo [hp]
+SELECT u.zoid, u.md5, s.tid, s.md5, u.prev_tid,
+       (SELECT max(p.tid) FROM {object_state} p WHERE p.zoid = u.zoid AND p.tid < u.tid)
+FROM {object_state} u
+     CROSS JOIN LATERAL (SELECT c.tid FROM {current_object} c WHERE c.zoid = u.zoid LIMIT 1) c
+     CROSS JOIN LATERAL (SELECT n.tid, n.md5 FROM {object_state} n WHERE n.zoid = u.zoid AND n.tid = c.tid LIMIT 1) s
+WHERE u.tid = ? ORDER BY u.zoid
+
 -- name: backend
 SELECT pg_backend_pid()
 
