@@ -103,6 +103,18 @@ class Cache:
             revision = revision.older
         return None if revision is None else revision.state
 
+    def holds(self, oid: int, at: int) -> bool:
+        """Whether get() would find it. This is no use of it, and not counted."""
+        revision = self._entries.get(oid)
+        while revision is not None and not revision.tid <= at <= revision.valid_to:
+            revision = revision.older
+        return revision is not None
+
+    def was_used(self, oid: int) -> bool:
+        """Whether it was hit lately. False for what is not cached."""
+        revision = self._entries.get(oid)
+        return revision is not None and revision.used
+
     def stats(self) -> dict[str, int]:
         """Return hits, misses, objects, bytes (of the budget), evictions and log (objects in it)."""
         return {

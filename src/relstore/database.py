@@ -8,6 +8,7 @@ from relstore.adapters.base import Adapter
 from relstore.cache import Cache
 from relstore.oids import OidAllocator
 from relstore.options import Options
+from relstore.readahead import Counts
 from relstore.session import Session, SessionPool
 
 log = logging.getLogger('relstore')
@@ -28,6 +29,7 @@ class Database:
         self.cache = Cache(options.cache_local_mb << 20, options.cache_local_object_max)
         self.pool = SessionPool(adapter.connect, options.pool_size, options.pool_timeout)
         self.oids = OidAllocator(lambda count: self.pool.attempt(lambda s: adapter.new_oids(s, count)))
+        self.ahead = Counts()
         # How a record is wrapped (compressed, say) by a storage around this one: see IStorageWrapper.
         self.transform = self.untransform = lambda record: record
         self._lock = threading.Lock()           # for changes of the epoch, with the cache's generation

@@ -24,7 +24,8 @@ from relstore.adapters.base import MAX_TID, Adapter
 from relstore.commit import Transaction
 from relstore.database import Database
 from relstore.options import Options
-from relstore.session import Session
+from relstore.readahead import LARGEST_STATE, ReadAhead
+from relstore.session import Result, Session
 
 # Objects that one statement prefetches, at most.
 PREFETCH = 1000
@@ -42,10 +43,8 @@ class RelStore(UndoLogCompatible):
     """
 
     def __init__(self, adapter: Adapter | Database, options: Options | None = None, **kw):
-        if isinstance(adapter, Database):
-            self._database = adapter
-        else:
-            self._database = Database(adapter, options or Options.make(**kw))
+        database = adapter if isinstance(adapter, Database) else Database(adapter, options or Options.make(**kw))
+        self._database = database
         self._adapter, self._pool, self._cache = self._database.adapter, self._database.pool, self._database.cache
         self.__name__ = self._database.options.name or f'relstore {self._adapter.name}'
         self._at: int | None = None             # the view
@@ -53,6 +52,8 @@ class RelStore(UndoLogCompatible):
         self._last: tuple = (None, -1)          # the view as of the last poll_invalidations, and its generation
         self._own: int | None = None            # tid of its commit since then
         self._snapshot: Session | None = None   # where reads_in_snapshot: a session whose transaction stands at `_at`
+        self._ahead = ReadAhead(self._cache, database.ahead)
+        self._hit: bytes | None = None          # the last state that was in the cache
         self._txn: Transaction | None = None
         self._commit_lock = threading.Lock()    # held from tpc_begin to tpc_finish or tpc_abort
         if self._adapter.keep_history:
@@ -161,6 +162,7 @@ class RelStore(UndoLogCompatible):
             if self._generation == self._cache.generation:
                 row = self._cache.get(u64(oid), at)
                 if row is not None:
+                    self._hit = row[0]
                     return row[0], p64(row[1])
             row = self._load_at(u64(oid), at)
         if row is None or row[0] is None:
@@ -169,23 +171,39 @@ class RelStore(UndoLogCompatible):
 
     def _load_at(self, oid: int, at: int) -> tuple[bytes | None, int] | None:
         """Load a revision past the cache. ReadConflictError if it is there no longer, or never can be right."""
-        if self._snapshot is not None:
-            row = self._adapter.load_at(self._snapshot, oid, at)
-            generation = self._generation
+        pickle = self._database.untransform
+        ahead = self._ahead.siblings(oid, at, None if self._hit is None else pickle(self._hit))
+        if not ahead:
+            row = self._view(oid, lambda session: self._adapter.load_at(session, oid, at))
         else:
-            row, epoch = self._pool.attempt(lambda session: (self._adapter.load_at(session, oid, at), session.epoch))
-            generation = self._generation if epoch == self._database.epoch else -1
-        if generation != self._cache.generation:
-            raise ReadConflictError('The database was restarted after a crash, failed over, or restored since this '
-                                    'transaction began', oid=p64(oid))
+            row = None
+            rows = self._view(oid, lambda session: self._adapter.load_many(session, [oid, *ahead], at, LARGEST_STATE))
+            for found, state, tid in rows:
+                if found == oid:
+                    row = state, tid
+                elif state is not None:
+                    self._cache.put(found, tid, state, at, self._generation)
         if row is None:
             # A snapshot sees nothing newer than itself: what it does not see is not there.
             if (self._snapshot is None
                     and self._pool.attempt(lambda session: self._adapter.current_tid(session, oid)) is not None):
                 raise ReadConflictError('The revision that this transaction sees is gone', oid=p64(oid))
         elif row[0] is not None:
-            self._cache.put(oid, row[1], row[0], at, generation)
+            self._cache.put(oid, row[1], row[0], at, self._generation)
+            self._ahead.saw(pickle(row[0]))
         return row
+
+    def _view(self, oid: int, read: Callable[[Session], Result]) -> Result:
+        """Return read(session), which reads `oid` as of the view. ReadConflictError if the view's epoch is over."""
+        if self._snapshot is not None:
+            result, generation = read(self._snapshot), self._generation
+        else:
+            result, epoch = self._pool.attempt(lambda session: (read(session), session.epoch))
+            generation = self._generation if epoch == self._database.epoch else -1
+        if generation != self._cache.generation:
+            raise ReadConflictError('The database was restarted after a crash, failed over, or restored since this '
+                                    'transaction began', oid=p64(oid))
+        return result
 
     def loadBefore(self, oid: bytes, tid: bytes) -> tuple[bytes, bytes, bytes | None] | None:
         before = min(u64(tid), MAX_TID)
@@ -213,16 +231,14 @@ class RelStore(UndoLogCompatible):
         at = self._at
         if at is None or self._generation != self._cache.generation:
             return
-        wanted = [oid for oid in map(u64, oids) if self._cache.get(oid, at) is None]
+        largest = self._cache.object_max
+        wanted = [oid for oid in map(u64, oids) if not self._cache.holds(oid, at)]
         for start in range(0, len(wanted), PREFETCH):
             batch = wanted[start:start + PREFETCH]
-            if self._snapshot is not None:
-                rows, epoch = self._adapter.load_many(self._snapshot, batch, at), self._snapshot.epoch
-            else:
-                rows, epoch = self._pool.attempt(
-                    lambda session: (self._adapter.load_many(session, batch, at), session.epoch))
-            if epoch != self._database.epoch:
-                return              # not of this view; load() will say so
+            try:
+                rows = self._view(batch[0], lambda session: self._adapter.load_many(session, batch, at, largest))
+            except ReadConflictError:
+                return              # load() will say so
             for oid, state, tid in rows:
                 if state is not None:
                     self._cache.put(oid, tid, state, at, self._generation)

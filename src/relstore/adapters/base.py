@@ -160,9 +160,14 @@ class Adapter:
         """Return (state, tid, tid of the next revision or None) of the last revision before `tid`."""
         return session.one(self.sql.load_before, (oid, tid, oid, tid))
 
-    def load_many(self, session: Session, oids: Iterable[int], at: int) -> list[tuple[int, bytes | None, int]]:
-        """Return (oid, state, tid) of those that a view at `at` sees."""
-        return session.all(self.sql.load_many, (self.oid_list(oids), at))
+    def load_many(
+        self, session: Session, oids: Sequence[int], at: int, largest: int
+    ) -> list[tuple[int, bytes | None, int]]:
+        """Return (oid, state, tid) of those that a view at `at` sees.
+
+        Of the first, whatever its size; of the others, if their states are not longer than `largest`.
+        """
+        return session.all(self.sql.load_many, (self.oid_list(oids), at, largest, oids[0]))
 
     def current_tid(self, session: Session, oid: int) -> int | None:
         row = session.one(self.sql.current_tid, (oid,))

@@ -479,10 +479,23 @@ class RoundTrips(PostgreSQLSuite):
         self.assertEqual(cost, 1 if self.keep_history else 2)
 
     def test_a_miss(self):
+        """One round trip each, where nothing tells which object will be next."""
+        self._open()
+        view = self.mine.new_instance()
+        self.addCleanup(view.release)
+        oids = [self.connection.root()[n]._p_oid for n in range(10)]
+        view.poll_invalidations()
+        self.proxy.reset()
+        for oid in oids:
+            view.load(oid)
+        self.assertEqual(self.proxy.round_trips, 10)
+
+    def test_misses_of_siblings(self):
+        """Four are fetched with the first, eight with the next."""
         self._open()
         empty = self._cost(lambda: None)
-        cost = self._cost(lambda: [self.connection.root()[n]['value'] for n in range(10)])
-        self.assertEqual(cost - empty, 10)
+        cost = self._cost(lambda: [self.connection.root()[n]['value'] for n in range(14)])
+        self.assertEqual(cost - empty, 2)
 
     def test_prefetch(self):
         self._open()

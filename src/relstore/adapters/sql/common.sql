@@ -26,9 +26,11 @@ FROM {object_state} s WHERE s.zoid = ? AND s.tid < ? ORDER BY s.tid DESC LIMIT 1
 -- name: load_many [hp]
 SELECT s.zoid, s.state, s.tid FROM {oids} o JOIN {object_state} s ON s.zoid = o.zoid
 WHERE s.tid = (SELECT max(m.tid) FROM {object_state} m WHERE m.zoid = o.zoid AND m.tid <= ?)
+      AND (s.state_size <= ? OR s.zoid = ?)
 
 -- name: load_many [hf]
-SELECT s.zoid, s.state, s.tid FROM {oids} o JOIN {object_state} s ON s.zoid = o.zoid WHERE s.tid <= ?
+SELECT s.zoid, s.state, s.tid FROM {oids} o JOIN {object_state} s ON s.zoid = o.zoid
+WHERE s.tid <= ? AND (s.state_size <= ? OR s.zoid = ?)
 
 -- name: current_tid [hp]
 SELECT tid FROM {current_object} WHERE zoid = ?

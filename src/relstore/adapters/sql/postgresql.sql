@@ -10,7 +10,8 @@ SELECT state, tid FROM {relstore_load_1}(?, ?)
 -- that transaction, which may be an import of the whole site.
 -- name: load_many [hp]
 SELECT o.zoid, s.state, s.tid FROM {oids} o CROSS JOIN LATERAL
-    (SELECT state, tid FROM {object_state} WHERE zoid = o.zoid AND tid <= ? ORDER BY tid DESC LIMIT 1) s
+    (SELECT state, tid, state_size FROM {object_state} WHERE zoid = o.zoid AND tid <= ? ORDER BY tid DESC LIMIT 1) s
+WHERE s.state_size <= ? OR o.zoid = ?
 
 -- Likewise: joined, the records of a transaction are guessed to be one in 200 of the site before the first ANALYZE.
 -- name: undo [hp]
