@@ -38,7 +38,7 @@ from ZODB.tests.StorageTestBase import zodb_pickle
 from ZODB.utils import maxtid, oid_repr, p64, u64, z64
 
 import relstore
-from relstore.errors import Unavailable
+from relstore.errors import StorageError, Unavailable
 from relstore.references import unpack
 from relstore.session import Session
 from relstore.tests.backends import (
@@ -634,6 +634,32 @@ class Edges(Suite):
         self.assertEqual(tids, sorted(set(tids)))
         self.assertEqual((tids[0], tids[-1]), (FIRST_TID, FIRST_TID + 900))
         self.assertEqual(len(logs.records), 2)
+
+    def test_a_copy_closes_the_iterators_of_its_source(self):
+        """Those of a FileStorage hold a file open. Also when the copy is interrupted, and when it is refused."""
+        class Source:
+            tids = [FIRST_TID, FIRST_TID + 5]
+            iterators = []
+
+            def iterator(self, start=None, stop=None):
+                closing = mock.MagicMock()
+                closing.__iter__.return_value = (
+                    TransactionRecord(p64(tid), ' ', b'', b'', b'') for tid in self.tids)
+                self.iterators.append(closing)
+                return closing
+
+        with mock.patch.object(TransactionRecord, '__iter__', lambda it: iter(()), create=True):
+            with self.assertRaises(ZeroDivisionError):
+                self.storage.copyTransactionsFrom(Source(), progress=lambda *_: 1 / 0)
+            self.storage.zap_all()
+            self.storage.copyTransactionsFrom(Source())
+            Source.tids = [FIRST_TID + 7]
+            if self.keep_history:   # an empty transaction leaves no trace elsewhere
+                with self.assertRaises(StorageError):
+                    self.storage.copyTransactionsFrom(Source())
+        self.assertGreaterEqual(len(Source.iterators), 2)
+        for iterator in Source.iterators:
+            iterator.close.assert_called_once_with()
 
 
 class LargeOids(Suite):
