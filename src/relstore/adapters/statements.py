@@ -7,6 +7,7 @@ parameter, and a word in braces a table of relstore's (or a macro of the adapter
 """
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.resources import files
 
 _HEAD = re.compile(r'^-- name: (\S+?)(?: \[(hp|hf)\])?$', re.MULTILINE)
@@ -15,11 +16,16 @@ _COMMENT = re.compile(r'^--.*\n?', re.MULTILINE)
 
 def read(filename: str, keep_history: bool) -> dict[str, str]:
     """Return the statements of one file that hold in this history mode: name -> text, in the file's order."""
-    text = files('relstore.adapters').joinpath('sql', filename).read_text(encoding='utf-8')
-    _, *parts = _HEAD.split(text)
+    _, *parts = _HEAD.split(_text(filename))
     mode = 'hp' if keep_history else 'hf'
     return {name: _COMMENT.sub('', body).strip()
             for name, tag, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True) if tag in (None, mode)}
+
+
+@cache
+def _text(filename: str) -> str:
+    """Read once: a process may give up the right to read its own code, and open another database afterwards."""
+    return files('relstore.adapters').joinpath('sql', filename).read_text(encoding='utf-8')
 
 
 class Statements:
