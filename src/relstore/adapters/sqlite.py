@@ -5,9 +5,11 @@ one lock there is for writers, so nothing else needs locking; the clock is ours.
 (write-ahead log), and an acknowledged commit is on disk (synchronous=FULL).
 """
 import os
+import random
 import re
 import secrets
 import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,10 +19,14 @@ from ZODB.utils import newTid, p64, u64
 from relstore.adapters.base import Adapter, Ballot, Metadata, Verdict
 from relstore.adapters.drivers import find_driver
 from relstore.adapters.statements import Statements, Tables, read
-from relstore.errors import ConfigurationError, DatabaseError
+from relstore.errors import ConfigurationError, DatabaseError, LockTimeout
 from relstore.session import Session
 
 PRAGMAS = {'synchronous': 'FULL', 'cache_size': '-16384', 'mmap_size': '268435456', 'temp_store': 'MEMORY'}
+
+BUSY_TIMEOUT = 30   # seconds to wait for what is not the lock for writers: a checkpoint, a recovery
+# Seconds between two tries to get that one, at most: half of it makes all slower, twice as much some.
+LONGEST_PAUSE = 0.004
 
 
 class SQLite(Adapter):
@@ -77,7 +83,7 @@ class SQLite(Adapter):
 
     def _open(self, path: Path) -> Session:
         mode = 'ro' if self.read_only else 'rwc'
-        session = Session(find_driver('sqlite3', 'sqlite3'), f'{path.as_uri()}?mode={mode}', 30.0)
+        session = Session(find_driver('sqlite3', 'sqlite3'), f'{path.as_uri()}?mode={mode}', float(BUSY_TIMEOUT))
         try:
             for name, value in self._pragmas.items():
                 session.run(f'PRAGMA {name} = {value}')
@@ -165,8 +171,7 @@ class SQLite(Adapter):
     # Commit -------------------------------------------------------------------------------------------------------
 
     def vote(self, session: Session, ballot: Ballot) -> Verdict:
-        session.run(f'PRAGMA busy_timeout = {int(ballot.timeout * 1000)}')
-        session.run(self.sql.begin_write)
+        self._begin_write(session, ballot.timeout)
         if self.epoch(session) != ballot.epoch:
             return Verdict(epoch_changed=True)
         wanted = [oid for oid, _ in (*ballot.bases, *ballot.reads)] + list(ballot.restored)
@@ -182,6 +187,26 @@ class SQLite(Adapter):
                 [state] = self.load_serial(session, oid, tid) or [None]
                 verdict.conflicts.append((oid, tid, state))
         return verdict
+
+    def _begin_write(self, session: Session, timeout: float) -> None:
+        """Take the lock for writers.
+
+        Where SQLite itself waits, whoever has waited sleeps longer and longer, up to 100 ms, while others come and
+        go: of 16 processes some got 200 commits done and some 1200 in three seconds, and a few commits took two of
+        them. Now each gets 300 to 450 done, and none takes longer than 0.15 s.
+        """
+        deadline = time.monotonic() + timeout
+        session.run('PRAGMA busy_timeout = 0')
+        try:
+            while True:
+                try:
+                    return session.run(self.sql.begin_write)
+                except LockTimeout:
+                    if time.monotonic() > deadline:
+                        raise
+                time.sleep(random.uniform(0, LONGEST_PAUSE))
+        finally:
+            session.run(f'PRAGMA busy_timeout = {BUSY_TIMEOUT * 1000}')
 
     def stage(self, session: Session, ticket: list, tid: int | None, metadata: Metadata, batches: Iterable) -> Iterable:
         """Write everything: the lock for writers is held since vote, and the disk may be full."""
