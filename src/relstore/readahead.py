@@ -21,6 +21,7 @@ FIRST = 4               # the window of the first referrer
 REFERRERS = 8           # that are remembered
 STATES = 4              # loaded last, which may turn out to be referrers
 LARGEST_STATE = 65536   # bytes of a state that is fetched without being asked for
+LARGEST_REFERRER = 262144   # bytes of a state that is remembered
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +54,7 @@ class ReadAhead:
 
     def saw(self, state: bytes) -> None:
         """Remember a state that was loaded: what is missed next may be what it refers to."""
-        if b'Q' in state:       # without BINPERSID it holds no reference
+        if b'Q' in state and len(state) <= LARGEST_REFERRER:    # without BINPERSID it holds no reference
             self._states.appendleft(state)
 
     def siblings(self, oid: int, at: int, hit: bytes | None) -> list[int]:

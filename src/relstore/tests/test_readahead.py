@@ -15,7 +15,7 @@ from ZODB.utils import p64, u64
 from zodbpickle.pickle import Pickler
 
 from relstore.cache import Cache
-from relstore.readahead import FIRST, LARGEST, LARGEST_STATE, Counts, ReadAhead
+from relstore.readahead import FIRST, LARGEST, LARGEST_REFERRER, LARGEST_STATE, Counts, ReadAhead
 from relstore.tests.backends import cases
 
 
@@ -62,6 +62,10 @@ class Guesses(unittest.TestCase):
 
     def test_siblings_of_what_a_hit_state_refers_to(self):
         self.assertEqual(self.miss(12, hit=record(*range(10, 20))), [13, 14, 15, 16][:FIRST])
+
+    def test_large_states_are_not_kept_in_memory(self):
+        self.ahead.saw(record(5, 6, text=b'x' * LARGEST_REFERRER))
+        self.assertEqual(self.miss(5), [])
 
     def test_there_are_none_after_the_last(self):
         self.ahead.saw(record(5, 6))
