@@ -154,6 +154,10 @@ class CuttingProxy:
             except OSError:  # no server: the client sees its connection closed
                 client.close()
                 continue
+            for end in client, server:
+                if end.family != socket.AF_UNIX:
+                    # Else what follows in a long answer waits until the first part was acknowledged, up to 40 ms.
+                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
             link = Link(client, server)
             with self._changed:
                 self._links.add(link)
