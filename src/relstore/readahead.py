@@ -9,6 +9,7 @@ most of the last ones were used, and is halved when most were not, down to none;
 a row open it again. New referrers start with what served the others.
 """
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ZODB.utils import p64
@@ -19,9 +20,9 @@ from relstore.references import references, unpack
 LARGEST = 32            # siblings fetched at once
 FIRST = 4               # the window of the first referrer
 REFERRERS = 8           # that are remembered
-STATES = 4              # loaded last, which may turn out to be referrers
+LOADED = 8              # states loaded last, whose references are remembered
 LARGEST_STATE = 65536   # bytes of a state that is fetched without being asked for
-LARGEST_REFERRER = 262144   # bytes of a state that is remembered
+LARGEST_HIT = 65536     # bytes of a cached state that is searched for references
 
 
 @dataclass(slots=True, eq=False)
@@ -43,19 +44,21 @@ class Counts:
 class ReadAhead:
     """The guesses for one view, used by one thread at a time; `counts` is shared.
 
-    States are pickles here, whatever a storage around this one makes of them.
+    untransform: from a stored record to the pickle in it, as ZODB's storage wrappers define it.
     """
 
-    def __init__(self, cache: Cache, counts: Counts):
-        self._cache, self._counts = cache, counts
+    def __init__(self, cache: Cache, counts: Counts, untransform: Callable[[bytes], bytes]):
+        self._cache, self._counts, self._untransform = cache, counts, untransform
         self._first = FIRST
         self._referrers: deque[_Referrer] = deque()         # last used first
-        self._states: deque[bytes] = deque(maxlen=STATES)   # newest first
+        self._loaded: deque[bytes] = deque(maxlen=LOADED)   # references of states, newest first
 
-    def saw(self, state: bytes) -> None:
-        """Remember a state that was loaded: what is missed next may be what it refers to."""
-        if b'Q' in state and len(state) <= LARGEST_REFERRER:    # without BINPERSID it holds no reference
-            self._states.appendleft(state)
+    def saw(self, refs: bytes | None, state: bytes) -> None:
+        """Remember what a state that was loaded refers to: it may be missed next. refs: None if not known."""
+        if refs is None:
+            refs = references(self._untransform(state)) or b''
+        if len(refs) > 8:       # of one reference there are no siblings
+            self._loaded.appendleft(refs)
 
     def siblings(self, oid: int, at: int, hit: bytes | None) -> list[int]:
         """Return which objects to fetch with one that a view at `at` has missed.
@@ -95,16 +98,20 @@ class ReadAhead:
 
     def _found(self, packed: bytes, hit: bytes | None) -> _Referrer | None:
         """Look whether a state seen lately refers to the object."""
-        states = [hit, *self._states] if hit is not None else self._states
-        for state in states:
-            if packed in state:
-                refs = references(state) or b''
-                if _place(packed, refs) >= 0:
-                    if len(self._referrers) == REFERRERS:
-                        self._judge(self._referrers.pop())
-                    self._referrers.appendleft(_Referrer(refs, self._first))
-                    return self._referrers[0]
+        for refs in self._loaded:
+            if packed in refs and _place(packed, refs) >= 0:
+                return self._remembered(refs)
+        if hit is not None and len(hit) <= LARGEST_HIT and packed in (state := self._untransform(hit)):
+            refs = references(state) or b''
+            if _place(packed, refs) >= 0:
+                return self._remembered(refs)
         return None
+
+    def _remembered(self, refs: bytes) -> _Referrer:
+        if len(self._referrers) == REFERRERS:
+            self._judge(self._referrers.pop())
+        self._referrers.appendleft(_Referrer(refs, self._first))
+        return self._referrers[0]
 
     def _judge(self, referrer: _Referrer) -> None:
         """See what became of what was fetched last, and set the window by that."""

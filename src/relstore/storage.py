@@ -52,7 +52,7 @@ class RelStore(UndoLogCompatible):
         self._last: tuple = (None, -1)          # the view as of the last poll_invalidations, and its generation
         self._own: int | None = None            # tid of its commit since then
         self._snapshot: Session | None = None   # where reads_in_snapshot: a session whose transaction stands at `_at`
-        self._ahead = ReadAhead(self._cache, database.ahead)
+        self._ahead = ReadAhead(self._cache, database.ahead, lambda record: database.untransform(record))
         self._hit: bytes | None = None          # the last state that was in the cache
         self._txn: Transaction | None = None
         self._commit_lock = threading.Lock()    # held from tpc_begin to tpc_finish or tpc_abort
@@ -169,18 +169,17 @@ class RelStore(UndoLogCompatible):
             raise POSKeyError(oid)
         return row[0], p64(row[1])
 
-    def _load_at(self, oid: int, at: int) -> tuple[bytes | None, int] | None:
-        """Load a revision past the cache. ReadConflictError if it is there no longer, or never can be right."""
-        pickle = self._database.untransform
-        ahead = self._ahead.siblings(oid, at, None if self._hit is None else pickle(self._hit))
+    def _load_at(self, oid: int, at: int) -> tuple | None:
+        """Load (state, tid, references) past the cache. ReadConflictError if it is there no longer, or never can be."""
+        ahead = self._ahead.siblings(oid, at, self._hit)
         if not ahead:
             row = self._view(oid, lambda session: self._adapter.load_at(session, oid, at))
         else:
             row = None
             rows = self._view(oid, lambda session: self._adapter.load_many(session, [oid, *ahead], at, LARGEST_STATE))
-            for found, state, tid in rows:
+            for found, state, tid, refs in rows:
                 if found == oid:
-                    row = state, tid
+                    row = state, tid, refs
                 elif state is not None:
                     self._cache.put(found, tid, state, at, self._generation)
         if row is None:
@@ -190,7 +189,7 @@ class RelStore(UndoLogCompatible):
                 raise ReadConflictError('The revision that this transaction sees is gone', oid=p64(oid))
         elif row[0] is not None:
             self._cache.put(oid, row[1], row[0], at, self._generation)
-            self._ahead.saw(pickle(row[0]))
+            self._ahead.saw(row[2], row[0])
         return row
 
     def _view(self, oid: int, read: Callable[[Session], Result]) -> Result:
@@ -239,7 +238,7 @@ class RelStore(UndoLogCompatible):
                 rows = self._view(batch[0], lambda session: self._adapter.load_many(session, batch, at, largest))
             except ReadConflictError:
                 return              # load() will say so
-            for oid, state, tid in rows:
+            for oid, state, tid, _ in rows:
                 if state is not None:
                     self._cache.put(oid, tid, state, at, self._generation)
 

@@ -146,8 +146,8 @@ class Adapter:
 
     # Read ---------------------------------------------------------------------------------------------------------
 
-    def load_at(self, session: Session, oid: int, at: int) -> Revision | None:
-        """Return the revision that a view at tid `at` sees."""
+    def load_at(self, session: Session, oid: int, at: int) -> tuple[bytes | None, int, bytes | None] | None:
+        """Return (state, tid, references or None if they are not known) as a view at tid `at` sees the object."""
         return session.one(self.sql.load_at, (oid, at))
 
     def load_now(self, session: Session, oid: int) -> Revision | None:
@@ -162,8 +162,8 @@ class Adapter:
 
     def load_many(
         self, session: Session, oids: Sequence[int], at: int, largest: int
-    ) -> list[tuple[int, bytes | None, int]]:
-        """Return (oid, state, tid) of those that a view at `at` sees.
+    ) -> list[tuple[int, bytes | None, int, bytes | None]]:
+        """Return (oid, state, tid, references) of those that a view at `at` sees.
 
         Of the first, whatever its size; of the others, if their states are not longer than `largest`.
         """

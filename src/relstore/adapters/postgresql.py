@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from relstore.adapters.base import Adapter, Ballot, Metadata, Revision, Verdict
+from relstore.adapters.base import Adapter, Ballot, Metadata, Verdict
 from relstore.adapters.drivers import find_driver
 from relstore.adapters.statements import Statements, Tables, read
 from relstore.errors import ConfigurationError, DatabaseError, Disconnected, Unavailable
@@ -163,7 +163,7 @@ class PostgreSQL(Adapter):
         [[epoch, last, oids, tids]] = session.script(self.sql.poll, (since, limit))
         return epoch, last, list(zip(oids, tids, strict=True)) if oids else []
 
-    def load_at(self, session: Session, oid: int, at: int) -> Revision | None:
+    def load_at(self, session: Session, oid: int, at: int) -> tuple[bytes | None, int, bytes | None] | None:
         """Prepared where that is safe: a quarter less time again than through the function."""
         return session.one(self.sql.execute_load_at if session.prepared else self.sql.load_at, (oid, at))
 

@@ -15,7 +15,8 @@ from ZODB.utils import p64, u64
 from zodbpickle.pickle import Pickler
 
 from relstore.cache import Cache
-from relstore.readahead import FIRST, LARGEST, LARGEST_REFERRER, LARGEST_STATE, Counts, ReadAhead
+from relstore.readahead import FIRST, LARGEST, LARGEST_HIT, LARGEST_STATE, Counts, ReadAhead
+from relstore.references import references
 from relstore.tests.backends import cases
 
 
@@ -40,7 +41,7 @@ class Guesses(unittest.TestCase):
 
     def setUp(self):
         self.cache, self.counts = Cache(1 << 20, 1 << 20), Counts()
-        self.ahead = ReadAhead(self.cache, self.counts)
+        self.ahead = ReadAhead(self.cache, self.counts, lambda record: record)
 
     def miss(self, oid, hit=None):
         siblings = self.ahead.siblings(oid, 1, hit)
@@ -53,42 +54,51 @@ class Guesses(unittest.TestCase):
             self.assertIsNotNone(self.cache.get(oid, 1))
 
     def test_an_object_that_nothing_seen_refers_to(self):
-        self.ahead.saw(record(5, 6))
+        self.ahead.saw(None, record(5, 6))
         self.assertEqual(self.miss(7), [])
 
     def test_siblings_of_what_a_loaded_state_refers_to(self):
-        self.ahead.saw(record(*range(10, 20)))
+        self.ahead.saw(None, record(*range(10, 20)))
         self.assertEqual(self.miss(12), [13, 14, 15, 16][:FIRST])
 
     def test_siblings_of_what_a_hit_state_refers_to(self):
         self.assertEqual(self.miss(12, hit=record(*range(10, 20))), [13, 14, 15, 16][:FIRST])
 
-    def test_large_states_are_not_kept_in_memory(self):
-        self.ahead.saw(record(5, 6, text=b'x' * LARGEST_REFERRER))
-        self.assertEqual(self.miss(5), [])
+    def test_references_that_came_with_the_state(self):
+        self.ahead.saw(b''.join(map(p64, range(10, 20))), b'not looked at')
+        self.assertEqual(self.miss(12), [13, 14, 15, 16])
+
+    def test_large_cached_states_are_not_searched(self):
+        self.assertEqual(self.miss(5, hit=record(5, 6, text=b'x' * LARGEST_HIT)), [])
+
+    def test_records_that_a_storage_around_this_one_has_changed(self):
+        ahead = ReadAhead(self.cache, self.counts, lambda record: record[::-1])
+        ahead.saw(None, record(5, 6)[::-1])
+        self.assertEqual(ahead.siblings(5, 1, None), [6])
+        self.assertEqual(ahead.siblings(7, 1, record(7, 8)[::-1]), [8])
 
     def test_there_are_none_after_the_last(self):
-        self.ahead.saw(record(5, 6))
+        self.ahead.saw(None, record(5, 6))
         self.assertEqual(self.miss(6), [])
 
     def test_what_is_cached_is_not_fetched(self):
-        self.ahead.saw(record(*range(10, 20)))
+        self.ahead.saw(None, record(*range(10, 20)))
         self.cache.put(13, 1, b'.', 1)
         self.assertEqual(self.miss(12), [14, 15, 16])
 
     def test_an_oid_in_the_text_of_a_state_is_no_reference(self):
-        self.ahead.saw(record(5, 6, text=p64(7)))
+        self.ahead.saw(None, record(5, 6, text=p64(7)))
         self.assertEqual(self.miss(7), [])
         self.assertEqual(self.miss(5), [6])
 
     def test_an_oid_across_two_references_is_none(self):
         """The bytes of two packed oids hold others, which start in the middle."""
-        self.ahead.saw(record(0x0100000000000000, 0x0200000000000003, 0x0000000001000000, 9))
+        self.ahead.saw(None, record(0x0100000000000000, 0x0200000000000003, 0x0000000001000000, 9))
         middle = u64((p64(0x0200000000000003) + p64(0x0000000001000000))[4:12])
         self.assertEqual(self.miss(middle), [])
 
     def test_the_window_doubles_while_the_guesses_are_used(self):
-        self.ahead.saw(record(*range(10, 1000)))
+        self.ahead.saw(None, record(*range(10, 1000)))
         oid, windows = 10, []
         for _ in range(8):
             siblings = self.miss(oid)
@@ -101,7 +111,7 @@ class Guesses(unittest.TestCase):
         self.assertEqual((self.counts.used, self.counts.fetched), (sum(windows), sum(windows) + 32))
 
     def test_it_shrinks_to_nothing_when_they_are_not(self):
-        self.ahead.saw(record(*range(10000)))
+        self.ahead.saw(None, record(*range(10000)))
         windows = [len(self.miss(oid)) for oid in (1000, 3000, 2000, 4000, 6000, 5000)]
         self.assertEqual(windows, [4, 2, 1, 0, 0, 0])
         self.assertEqual(self.counts.used, 0)
@@ -113,11 +123,11 @@ class Guesses(unittest.TestCase):
 
     def test_new_referrers_start_with_what_served_the_others(self):
         for node in range(100, 1200, 100):
-            self.ahead.saw(record(*range(node, node + 20)))
+            self.ahead.saw(None, record(*range(node, node + 20)))
             last = self.miss(node)
         self.assertEqual(last, [])
         for node in range(10000, 14000, 100):       # each is read to its end
-            self.ahead.saw(record(*range(node, node + 20)))
+            self.ahead.saw(None, record(*range(node, node + 20)))
             misses = 0
             for oid in range(node, node + 20):
                 if not self.cache.get(oid, 1):
@@ -127,24 +137,24 @@ class Guesses(unittest.TestCase):
 
     def test_a_referrer_that_knows_no_siblings_is_the_second_choice(self):
         """Buckets of a tree are chained, and their node refers to them all."""
-        self.ahead.saw(record(*range(10, 30)))
+        self.ahead.saw(None, record(*range(10, 30)))
         self.use(self.miss(10))
-        self.ahead.saw(record(800, 801, 15))
+        self.ahead.saw(None, record(800, 801, 15))
         self.miss(800)
         self.assertEqual(self.miss(15), [16, 17, 18, 19, 20, 21, 22, 23])
 
     def test_a_referrer_in_use_is_not_forgotten(self):
         root = record(*range(10, 100))
-        self.ahead.saw(root)
+        self.ahead.saw(None, root)
         for node in range(10, 40):
             self.miss(node)
-            self.ahead.saw(record(*range(1000 * node, 1000 * node + 9)))
+            self.ahead.saw(None, record(*range(1000 * node, 1000 * node + 9)))
             self.miss(1000 * node)
         self.cache.clear()
         self.assertIsNotNone(self.ahead._known(p64(50)))
 
     def test_a_record_that_cannot_be_read(self):
-        self.ahead.saw(record(5, 6)[:-3] + b'Q')
+        self.ahead.saw(None, record(5, 6)[:-3] + b'Q')
         self.assertEqual(self.miss(5), [])
 
 
@@ -235,6 +245,23 @@ class Suite(unittest.TestCase):
             with self.assertRaises(POSKeyError):
                 items[1]._p_activate()
             self.assertEqual(items[2].value, 2)
+
+    def test_references_come_with_the_state(self):
+        """Where the row was written by relstore: else they are read from the pickle."""
+        oid = u64(self.items()._p_oid)
+        with self.storage._pool.session() as session:
+            for unknown in (False, True):
+                if unknown:
+                    column = 'refs' if self.keep_history else 'refs_tid'
+                    session.run(f'UPDATE object_state SET {column} = NULL WHERE zoid = {oid}')
+                state, tid, refs = self.storage._adapter.load_at(session, oid, self.storage._cache.head)
+                self.assertEqual(refs, None if unknown else references(state))
+                rows = self.storage._adapter.load_many(session, [oid], tid, 0)
+                self.assertEqual(rows, [(oid, state, tid, refs)])
+
+    def items(self):
+        with self.manager:
+            return self.connection.root()['items']
 
     def test_large_states_are_not_fetched_unasked(self):
         with self.manager:

@@ -3,11 +3,12 @@
 
 -- Reading ------------------------------------------------------------------------------------------------------
 
+-- Of rows that another program has written the references are not known: NULL.
 -- name: load_at [hp]
-SELECT state, tid FROM {object_state} WHERE zoid = ? AND tid <= ? ORDER BY tid DESC LIMIT 1
+SELECT state, tid, refs FROM {object_state} WHERE zoid = ? AND tid <= ? ORDER BY tid DESC LIMIT 1
 
 -- name: load_at [hf]
-SELECT state, tid FROM {object_state} WHERE zoid = ? AND tid <= ?
+SELECT state, tid, CASE WHEN refs_tid = tid THEN refs END FROM {object_state} WHERE zoid = ? AND tid <= ?
 
 -- name: load_now [hp]
 SELECT state, tid FROM {object_state} WHERE zoid = ? ORDER BY tid DESC LIMIT 1
@@ -24,12 +25,12 @@ SELECT s.state, s.tid, (SELECT min(n.tid) FROM {object_state} n WHERE n.zoid = ?
 FROM {object_state} s WHERE s.zoid = ? AND s.tid < ? ORDER BY s.tid DESC LIMIT 1
 
 -- name: load_many [hp]
-SELECT s.zoid, s.state, s.tid FROM {oids} o JOIN {object_state} s ON s.zoid = o.zoid
+SELECT s.zoid, s.state, s.tid, s.refs FROM {oids} o JOIN {object_state} s ON s.zoid = o.zoid
 WHERE s.tid = (SELECT max(m.tid) FROM {object_state} m WHERE m.zoid = o.zoid AND m.tid <= ?)
       AND (s.state_size <= ? OR s.zoid = ?)
 
 -- name: load_many [hf]
-SELECT s.zoid, s.state, s.tid FROM {oids} o JOIN {object_state} s ON s.zoid = o.zoid
+SELECT s.zoid, s.state, s.tid, CASE WHEN s.refs_tid = s.tid THEN s.refs END FROM {oids} o JOIN {object_state} s ON s.zoid = o.zoid
 WHERE s.tid <= ? AND (s.state_size <= ? OR s.zoid = ?)
 
 -- name: current_tid [hp]

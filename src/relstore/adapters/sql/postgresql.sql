@@ -4,13 +4,13 @@
 
 -- Functions, because their plans are kept: a load takes a sixth less time, a poll a third.
 -- name: load_at
-SELECT state, tid FROM {relstore_load_1}(?, ?)
+SELECT state, tid, refs FROM {relstore_load_1}(?, ?)
 
 -- For each object a probe of its own: asked as a join, PostgreSQL 15 looks for the tid first, and reads all records of
 -- that transaction, which may be an import of the whole site.
 -- name: load_many [hp]
-SELECT o.zoid, s.state, s.tid FROM {oids} o CROSS JOIN LATERAL
-    (SELECT state, tid, state_size FROM {object_state} WHERE zoid = o.zoid AND tid <= ? ORDER BY tid DESC LIMIT 1) s
+SELECT o.zoid, s.state, s.tid, s.refs FROM {oids} o CROSS JOIN LATERAL
+    (SELECT state, tid, refs, state_size FROM {object_state} WHERE zoid = o.zoid AND tid <= ? ORDER BY tid DESC LIMIT 1) s
 WHERE s.state_size <= ? OR o.zoid = ?
 
 -- Likewise: joined, the records of a transaction are guessed to be one in 200 of the site before the first ANALYZE.
@@ -27,11 +27,11 @@ SELECT pg_backend_pid()
 
 -- name: prepare [hp]
 PREPARE relstore_load_at (bigint, bigint) AS
-    SELECT state, tid FROM {object_state} WHERE zoid = $1 AND tid <= $2 ORDER BY tid DESC LIMIT 1
+    SELECT state, tid, refs FROM {object_state} WHERE zoid = $1 AND tid <= $2 ORDER BY tid DESC LIMIT 1
 
 -- name: prepare [hf]
 PREPARE relstore_load_at (bigint, bigint) AS
-    SELECT state, tid FROM {object_state} WHERE zoid = $1 AND tid <= $2
+    SELECT state, tid, CASE WHEN refs_tid = tid THEN refs END FROM {object_state} WHERE zoid = $1 AND tid <= $2
 
 -- name: execute_load_at
 EXECUTE relstore_load_at (?, ?)

@@ -39,17 +39,18 @@ END $$
 
 -- name: relstore_load_1 [hp]
 CREATE FUNCTION {relstore_load_1}(p_oid bigint, p_at bigint)
-RETURNS TABLE (state bytea, tid bigint) LANGUAGE plpgsql STABLE ROWS 1 AS $$
+RETURNS TABLE (state bytea, tid bigint, refs bytea) LANGUAGE plpgsql STABLE ROWS 1 AS $$
 BEGIN
-    RETURN QUERY SELECT s.state, s.tid FROM {object_state} s WHERE s.zoid = p_oid AND s.tid <= p_at
+    RETURN QUERY SELECT s.state, s.tid, s.refs FROM {object_state} s WHERE s.zoid = p_oid AND s.tid <= p_at
         ORDER BY s.tid DESC LIMIT 1;
 END $$
 
 -- name: relstore_load_1 [hf]
 CREATE FUNCTION {relstore_load_1}(p_oid bigint, p_at bigint)
-RETURNS TABLE (state bytea, tid bigint) LANGUAGE plpgsql STABLE ROWS 1 AS $$
+RETURNS TABLE (state bytea, tid bigint, refs bytea) LANGUAGE plpgsql STABLE ROWS 1 AS $$
 BEGIN
-    RETURN QUERY SELECT s.state, s.tid FROM {object_state} s WHERE s.zoid = p_oid AND s.tid <= p_at;
+    RETURN QUERY SELECT s.state, s.tid, CASE WHEN s.refs_tid = s.tid THEN s.refs END
+        FROM {object_state} s WHERE s.zoid = p_oid AND s.tid <= p_at;
 END $$
 
 -- STABLE: all its statements see the snapshot of the one that calls it. The order, which may not be
