@@ -10,6 +10,10 @@ EXTRAS = {
     'postgresql': ['psycopg2 >= 2.9'],
     # Needs no compiler.
     'psycopg': ['psycopg[binary] >= 3.1'],
+    # mysqlclient is compiled against libmariadb or libmysqlclient (a C compiler, and libmariadb-dev).
+    'mysql': ['mysqlclient >= 2.2'],
+    # Needs no compiler. What rsa brings, MySQL wants for passwords where the connection is not encrypted.
+    'pymysql': ['PyMySQL[rsa] >= 1.1'],
     'demo': ['rich >= 13'],
 }
 EXTRAS['all'] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
@@ -19,6 +23,7 @@ EXTRAS['test'] = [
     'zope.testing >= 5',  # ZODB.tests.util imports it
     'zope.testrunner >= 6',
     *EXTRAS['psycopg'],
+    *EXTRAS['pymysql'],  # mysqlclient likewise is there or not
     *EXTRAS['demo'],
 ]
 
@@ -31,7 +36,7 @@ setup(
     author='relstore contributors',
     license='MIT',
     license_files=['LICENSE.txt'],
-    keywords='ZODB storage PostgreSQL SQLite Zope Plone',
+    keywords='ZODB storage PostgreSQL MySQL MariaDB SQLite Zope Plone',
     classifiers=[
         'Development Status :: 3 - Alpha',
         'Framework :: ZODB',

@@ -29,6 +29,7 @@ from relstore.errors import ConfigurationError
 from relstore.options import Options, dashed, known_names, nearest
 
 if TYPE_CHECKING:
+    from relstore.adapters.mysql import MySQL
     from relstore.adapters.postgresql import PostgreSQL
     from relstore.adapters.sqlite import SQLite
     from relstore.storage import RelStore
@@ -37,9 +38,12 @@ logger = logging.getLogger('relstore')
 
 # What the option `driver` may name. Ours come first, the default before the others.
 POSTGRESQL_DRIVERS = ('psycopg2', 'psycopg')
+MYSQL_DRIVERS = ('mysqlclient', 'pymysql')
 SQLITE_DRIVERS = ('sqlite3',)
 # RelStorage's; in their place the default is used.
 FORMER_POSTGRESQL_DRIVERS = ('auto', 'gevent psycopg2', 'psycopg2cffi', 'pg8000', 'py-postgresql')
+FORMER_MYSQL_DRIVERS = ('auto', 'gevent mysqldb', 'mysql connector/python', 'py mysql connector/python',
+                        'c mysql connector/python')
 FORMER_SQLITE_DRIVERS = ('auto', 'gevent sqlite3')
 
 
@@ -51,7 +55,7 @@ class StorageSection(BaseConfig):
         if len(config.adapters) != 1:
             raise ZConfig.ConfigurationError(
                 f'A <{config.getSectionType()}> section needs exactly one section that names its database, '
-                f'<postgresql> or <sqlite3>; here it has {len(config.adapters)}.')
+                f'<postgresql>, <mysql> or <sqlite3>; here it has {len(config.adapters)}.')
         with _told_by_zconfig():
             Options.from_section(config, warn=False)
 
@@ -70,6 +74,23 @@ class PostgreSQLSection(BaseConfig):
         from relstore.adapters.postgresql import PostgreSQL
         driver = _available(self.config.driver, POSTGRESQL_DRIVERS)
         return PostgreSQL(self.config.dsn, driver=driver, schema=self.config.schema)
+
+
+class MySQLSection(BaseConfig):
+    """A section <mysql>, for MySQL and MariaDB."""
+
+    def open(self) -> 'MySQL':
+        """Return the adapter."""
+        from relstore.adapters.mysql import MySQL
+        config = self.config
+        if config.named_pipe:
+            logger.warning('named_pipe has no effect: relstore connects through TCP or unix_socket.')
+        return MySQL(
+            config.db, host=config.host, port=config.port, unix_socket=config.unix_socket, user=config.user,
+            passwd=config.passwd, driver=_available(config.driver, MYSQL_DRIVERS), charset=config.charset,
+            connect_timeout=config.connect_timeout, compress=config.compress,
+            read_default_file=config.read_default_file, read_default_group=config.read_default_group,
+            ssl_ca=config.ssl_ca, ssl_cert=config.ssl_cert, ssl_key=config.ssl_key)
 
 
 class SQLiteSection(BaseConfig):
@@ -134,6 +155,12 @@ def schema_name(text: str) -> str:
 def postgresql_driver(text: str) -> str:
     """Return the name of a driver for PostgreSQL, ours or RelStorage's."""
     return _driver(text, POSTGRESQL_DRIVERS, FORMER_POSTGRESQL_DRIVERS)
+
+
+def mysql_driver(text: str) -> str:
+    """Return the name of a driver for MySQL, ours or RelStorage's."""
+    # RelStorage calls mysqlclient by the name of the module in it.
+    return _driver('mysqlclient' if text.lower() == 'mysqldb' else text, MYSQL_DRIVERS, FORMER_MYSQL_DRIVERS)
 
 
 def sqlite_driver(text: str) -> str:

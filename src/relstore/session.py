@@ -4,6 +4,7 @@ Sessions run in autocommit: a transaction is there only where the SQL says BEGIN
 statement has set, so any session can serve any caller, also behind pgbouncer in transaction mode.
 """
 import os
+import secrets
 import threading
 import time
 from collections import deque
@@ -45,6 +46,8 @@ class Session:
         self.era = 0
         # Were the adapter's statements prepared in it?
         self.prepared = False
+        # A random number, for an adapter that leaves a row in the database for each session.
+        self.key = secrets.randbits(62)
         self._connection = self._do(driver.connect, module, *arguments)
         self._cursor = partial(self._connection.cursor, **driver.cursor_options)
         self._fetch = driver.fetch
@@ -71,6 +74,13 @@ class Session:
 
     def script(self, sql: str, parameters: Sequence = ()) -> list[Row]:
         """Run several statements, sent as one message; return the rows of the last."""
+        return self.results(sql, parameters)[-1]
+
+    def results(self, sql: str, parameters: Sequence = ()) -> list[list[Row]]:
+        """Run several statements, sent as one message; return the rows of each, as far as the driver keeps them.
+
+        After the first that fails none is run, and its error is raised; what was done before it stays.
+        """
         return self._do(self._driver.script, self._connection, sql, parameters)
 
     @property
@@ -98,6 +108,9 @@ class Session:
             return act(*arguments)
         except self._errors as error:
             raise self._translate(error) from error
+        except BaseException:
+            self.broken = True      # interrupted: what is left of the answer would be taken for the next one's
+            raise
 
     def _translate(self, error: Exception) -> Exception:
         kind = self._driver.classify(error)

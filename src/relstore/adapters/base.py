@@ -139,7 +139,8 @@ class Adapter:
                                      f'version {SCHEMA_VERSION}; install a newer relstore, the one that made it.')
 
     def _check_mode(self, relations: set[str]) -> None:
-        if 'object_state' not in relations or ('current_object' in relations) == self.keep_history:
+        # By a table that is made before object_state: MySQL may have been interrupted between the two.
+        if 'object_state' not in relations or ('transaction' in relations) == self.keep_history:
             return
         found, right = ('history-free', 'false') if self.keep_history else ('history-preserving', 'true')
         raise ConfigurationError(f'{self} is {found}; set keep-history {right}, or copy the data into a new database.')

@@ -2,12 +2,13 @@
 
 `classify` maps a driver's exception to the class of `relstore.errors` that says what to do about it. It goes by
 SQLSTATE, because drivers disagree about exception classes: pgbouncer, for one, reports a lost server as 08P01, which
-psycopg calls a ProtocolViolation and psycopg2 an OperationalError. SQLite's errors are told by their text: Python 3.10
-gives no code.
+psycopg calls a ProtocolViolation and psycopg2 an OperationalError. For MySQL and MariaDB it is the error number, which
+says more there. SQLite's errors are told by their text: Python 3.10 gives no code.
 """
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from operator import methodcaller
 from types import ModuleType
 from typing import Any
@@ -25,14 +26,16 @@ class Driver:
     classify: Callable[[Exception], type[Exception]]
     message: Callable[[Exception], str]     # what it says, without the statement it was sent
     in_transaction: Callable[[Any], bool]   # (connection): known without asking the server
-    # (connection, several statements, their parameters) -> the rows of the last
-    script: Callable[[Any, str, Sequence], list]
+    # (connection, several statements, their parameters) -> the rows of each, or of the last alone if it keeps no others
+    script: Callable[[Any, str, Sequence], list[list]]
     cursor_options: Mapping[str, Any] = field(default_factory=dict)
     fetch: Callable[[Any], list] = methodcaller('fetchall')     # (cursor) -> all rows
     # The process id that the server gave at connect, which a pooler in between would have made up.
     backend_pid: Callable[[Any], int] | None = None
     # Does EXECUTE take parameters? Not if the server is to bind them.
     executes_prepared: bool = False
+    # (bytes) -> how long they are in the text of a statement, where that counts
+    literal_size: Callable[[bytes], int] = len
 
     def load(self) -> ModuleType:
         """Import the driver. ConfigurationError says what to install."""
@@ -85,6 +88,36 @@ def _classify_sqlite(error: Exception) -> type[Exception]:
     return DatabaseError
 
 
+# What the server's and the clients' error numbers say about what to do.
+_MYSQL_KINDS: dict[int, type[Exception]] = {
+    code: kind for kind, codes in {
+        # 1180, 3101: refused at COMMIT, by a cluster's certification; 1020: changed since it was read
+        Deadlock: (1020, 1180, 1213, 1614, 3101),
+        LockTimeout: (1205, 3572),
+        # interrupted, or over a time limit; too many connections
+        Unavailable: (1317, 1969, 3024, 1040, 1203, 1226),
+        # shut down or killed; idle for too long; lost on the way; not to be reached
+        Disconnected: (1053, 1077, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 3169, 4031,
+                       2000, 2002, 2003, 2005, 2006, 2012, 2013, 2014, 2026, 2027, 2055,
+                       # not one to write to, or not in the cluster: another server may be by now
+                       1047, 1290, 1836),
+        ConfigurationError: (1044, 1045, 1049, 1129, 1130, 1142, 1143, 1227, 1251, 1524, 1698, 1820, 1862, 3118, 3159,
+                             3161, 2019, 2054, 2058, 2059, 2061),
+    }.items() for code in codes}
+
+
+def _classify_mysql(error: Exception) -> type[Exception]:
+    code = error.args[0] if error.args else None
+    if isinstance(code, int) and code:
+        return _MYSQL_KINDS.get(code, DatabaseError)
+    # Without a number: the connection is closed, or out of step with its server.
+    return Disconnected if type(error).__name__ in ('Error', 'InterfaceError', 'InternalError') else DatabaseError
+
+
+def _message_mysql(error: Exception) -> str:
+    return str(error.args[-1]) if error.args else ''
+
+
 def _libpq_defaults(dsn: str) -> dict:
     """What libpq is told beside the dsn, where that is silent: not to wait for a dead host for minutes."""
     return {'fallback_application_name': 'relstore'} | ({} if 'connect_timeout' in dsn else {'connect_timeout': 10})
@@ -106,10 +139,79 @@ def _connect_sqlite(sqlite3: ModuleType, path: str, timeout: float):
     return sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False, uri=True)
 
 
+@cache
+def _mysqlclient_connection(connections: ModuleType) -> type:
+    class Connection(connections.Connection):
+        """mysqlclient does not show whether a transaction is open, so this infers it from what is sent.
+
+        It errs on one side: after an error it takes a transaction for open that may have ended, and a state that
+        contains the words for a beginning. Then a ROLLBACK is sent in vain.
+        """
+        in_transaction = False
+        _commits = False
+
+        def query(self, query):
+            self._commits = query.endswith(b'COMMIT')
+            self.in_transaction |= b'START TRANSACTION' in query
+            super().query(query)
+            if query in (b'COMMIT', b'ROLLBACK'):
+                self.in_transaction = False
+
+        def next_result(self):
+            status = super().next_result()
+            if status == -1:        # there are no more
+                # libmariadb 3.3 says so of a connection that was lost between two results, too.
+                if self.errno():
+                    raise self.OperationalError(self.errno(), self.error())
+                if self._commits:
+                    self.in_transaction = False
+            return status
+
+    return Connection
+
+
+def _connect_mysqlclient(MySQLdb: ModuleType, settings: Mapping):
+    tls = {name: settings[f'ssl_{name}'] for name in ('ca', 'cert', 'key') if f'ssl_{name}' in settings}
+    others = {name: value for name, value in settings.items() if not name.startswith('ssl_')}
+    if tls:
+        others |= {'ssl': tls, 'ssl_mode': 'VERIFY_CA' if 'ca' in tls else 'REQUIRED'}
+    return _mysqlclient_connection(importlib.import_module('MySQLdb.connections'))(
+        autocommit=True, binary_prefix=True, **others)
+
+
+def _connect_pymysql(pymysql: ModuleType, settings: Mapping):
+    flag = importlib.import_module('pymysql.constants.CLIENT').MULTI_STATEMENTS
+    try:
+        return pymysql.connect(autocommit=True, binary_prefix=True, client_flag=flag,
+                               ssl_verify_cert='ssl_ca' in settings or None, **settings)
+    except (AttributeError, KeyError) as e:
+        raise ConfigurationError(f"PyMySQL does not know the charset {settings['charset']}") from e
+    except (RuntimeError, ValueError, NotImplementedError, OSError) as e:
+        # It lacks the package for a kind of passwords, or a file is not there, or not what it should be.
+        raise ConfigurationError(f'PyMySQL cannot connect: {e}') from e
+
+
+def _script_mysql(connection, sql: str, parameters: Sequence) -> list:
+    cursor = connection.cursor()
+    cursor.execute(sql, parameters)
+    results = [cursor.fetchall()]
+    while cursor.nextset():             # raises what a later statement met
+        results.append(cursor.fetchall())
+    return results
+
+
+def _literal_size_mysqlclient(value: bytes) -> int:
+    return len(value) + sum(map(value.count, (b'\0', b'\n', b'\r', b'\x1a', b'"', b"'", b'\\'))) + len("_binary''")
+
+
+def _literal_size_pymysql(value: bytes) -> int:
+    return 2 * len(value) + len("X''")      # hexadecimal
+
+
 def _script_psycopg2(connection, sql: str, parameters: Sequence) -> list:
     cursor = connection.cursor()
     cursor.execute(sql, parameters)         # keeps the last result only
-    return _fetch_psycopg2(cursor) if cursor.description else []
+    return [_fetch_psycopg2(cursor) if cursor.description else []]
 
 
 def _fetch_psycopg2(cursor) -> list:
@@ -124,7 +226,7 @@ def _script_psycopg(connection, sql: str, parameters: Sequence) -> list:
     cursor.execute(sql, parameters)
     while cursor.nextset():
         continue
-    return cursor.fetchall() if cursor.description else []
+    return [cursor.fetchall() if cursor.description else []]
 
 
 def _script_sqlite(connection, sql: str, parameters: Sequence) -> list:
@@ -146,6 +248,16 @@ DRIVERS = {driver.name: driver for driver in (
            in_transaction=lambda connection: connection.info.transaction_status != 0,
            script=_script_psycopg,
            cursor_options={'binary': True}),        # states in text would be twice as long
+    Driver('mysqlclient', 'MySQLdb', 'relstore[mysql]', '%s',
+           connect=_connect_mysqlclient, classify=_classify_mysql, message=_message_mysql,
+           in_transaction=lambda connection: connection.in_transaction,
+           script=_script_mysql, fetch=lambda cursor: list(cursor.fetchall()),
+           literal_size=_literal_size_mysqlclient),
+    Driver('pymysql', 'pymysql', 'relstore[pymysql]', '%s',
+           connect=_connect_pymysql, classify=_classify_mysql, message=_message_mysql,
+           in_transaction=lambda connection: connection.server_status & 1 != 0,     # SERVER_STATUS_IN_TRANS
+           script=_script_mysql, fetch=lambda cursor: list(cursor.fetchall()),
+           literal_size=_literal_size_pymysql),
 )}
 
 

@@ -3,10 +3,13 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
+from relstore.adapters.mysql import MySQL
 from relstore.adapters.postgresql import PostgreSQL
 from relstore.adapters.sqlite import SQLite
 
-DATABASES = {'postgresql': lambda schema: PostgreSQL('', schema=schema), 'sqlite': lambda schema: SQLite('.')}
+DATABASES = {
+    'postgresql': lambda schema: PostgreSQL('', schema=schema), 'sqlite': lambda schema: SQLite('.'),
+    'mysql': lambda schema: MySQL(''), 'mariadb': lambda schema: MySQL('')}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -18,6 +21,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     adapter = DATABASES[args.database](args.schema)
     adapter.configure(keep_history=not args.history_free, read_only=False)
+    if args.database == 'mariadb':
+        adapter.use_server('MariaDB')
     _section('At open, where it is missing', adapter.schema().items())
     _section('At work: these, BEGIN, COMMIT and ROLLBACK (? is a parameter)', adapter.sql)
     return 0

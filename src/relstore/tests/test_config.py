@@ -10,6 +10,7 @@ import transaction
 import ZConfig
 import ZODB.config
 
+from relstore.errors import ConfigurationError
 from relstore.options import ALIASES, WITHOUT_EFFECT, Options
 from relstore.tests.servers import PostgreSQLLayer
 from relstore.tests.test_options import HONOURED, RELSTORAGE_OPTIONS
@@ -135,7 +136,7 @@ class RefusalTests(unittest.TestCase):
                     self.assertEqual(
                         self.refusal(*adapters, section=section),
                         f'A <{section}> section needs exactly one section that names its database, '
-                        f'<postgresql> or <sqlite3>; here it has {count}.')
+                        f'<postgresql>, <mysql> or <sqlite3>; here it has {count}.')
 
     def test_unknown_drivers_name_the_choices(self):
         self.assertRegex(self.refusal('<postgresql>', 'driver oracledb', '</postgresql>'),
@@ -190,6 +191,48 @@ class PostgreSQLTests(unittest.TestCase):
         factory = parse_adapter('<postgresql>', 'driver auto', '</postgresql>')
         with self.assertNoLogs('relstore'):
             factory.open()
+
+
+class MySQLTests(unittest.TestCase):
+
+    def mysql(self, *lines):
+        return parse_adapter('<mysql>', *lines, '</mysql>')
+
+    def test_every_key_reaches_the_driver(self):
+        keys = {
+            'db': 'zodb', 'host': 'db.example.com', 'port': 3307, 'unix_socket': '/run/s', 'user': 'zope',
+            'passwd': 'x', 'charset': 'latin1', 'connect_timeout': 3, 'read_default_file': '/etc/x.cnf',
+            'read_default_group': 'zope', 'ssl_ca': __file__, 'ssl_cert': __file__, 'ssl_key': __file__}
+        adapter = self.mysql(*(f'{name} {value}' for name, value in keys.items()), 'compress on').open()
+        keys |= {'database': keys.pop('db'), 'password': keys.pop('passwd'), 'compress': True}
+        self.assertEqual(adapter._settings, keys)
+
+    def test_defaults_leave_the_rest_to_the_driver(self):
+        with self.assertNoLogs('relstore'):
+            adapter = self.mysql('db zodb').open()
+        self.assertEqual(adapter._settings, {'database': 'zodb', 'charset': 'utf8mb4', 'connect_timeout': 10})
+
+    def test_a_port_is_not_ignored(self):
+        """As mysqlclient does where the host is localhost."""
+        adapter = self.mysql('db zodb', 'host localhost', 'port 3307').open()
+        self.assertEqual(adapter._settings['host'], '127.0.0.1')
+
+    def test_drivers_of_relstorage(self):
+        for name, ours in [('MySQLdb', 'mysqlclient'), ('PyMySQL', 'pymysql'), ('auto', 'mysqlclient')]:
+            with self.subTest(name), self.assertNoLogs('relstore'):
+                self.assertEqual(self.mysql('db zodb', f'driver {name}').open()._driver.name, ours)
+        for name in 'gevent MySQLdb', 'C MySQL Connector/Python', 'Py MySQL Connector/Python':
+            with self.subTest(name), self.assertLogs('relstore', logging.WARNING) as logs:
+                self.mysql('db zodb', f'driver {name}').open()
+            self.assertEqual(logs.records[0].getMessage(),
+                             f'The driver {name.lower()} is not available here; mysqlclient is used.')
+
+    def test_what_cannot_be_honoured(self):
+        with self.assertLogs('relstore', logging.WARNING) as logs:
+            self.mysql('db zodb', 'named_pipe on').open()
+        self.assertIn('named_pipe has no effect', logs.records[0].getMessage())
+        with self.assertRaisesRegex(ConfigurationError, 'cannot compress'):
+            self.mysql('db zodb', 'driver pymysql', 'compress on').open()
 
 
 class SQLiteTests(unittest.TestCase):

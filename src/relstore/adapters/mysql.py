@@ -1,0 +1,410 @@
+"""MySQL and MariaDB, through mysqlclient or PyMySQL.
+
+What differs: each phase of a commit is one message of several statements, and the client compares. Objects are locked
+by their rows. What does not fit into one message (max_allowed_packet) goes ahead, in pieces, into a temporary table.
+Statements that define tables commit by themselves. Between client and server there is no pooler that would swap
+sessions in the middle of a transaction, so a session may be told something when it begins.
+"""
+import logging
+import math
+import re
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+
+from relstore.adapters.base import Adapter, Ballot, Metadata, Verdict
+from relstore.adapters.drivers import find_driver
+from relstore.adapters.statements import Statements, Tables, read
+from relstore.errors import ConfigurationError, DatabaseError, Disconnected, LockTimeout, StorageError, Unavailable
+from relstore.session import Row, Session
+
+OLDEST_MYSQL, OLDEST_MARIADB = (8, 0), (10, 6)      # SKIP LOCKED; and JSON_TABLE came with them
+SMALLEST_PACKET = 1 << 20
+FINISH_TIMEOUT = 600            # failing after the vote would tear a transaction over several databases
+ORPHAN_DEADLINE = 60.0          # seconds after which nobody knows
+ORPHAN_PATIENCE = 5             # seconds a connection whose client is gone may still wait before it is ended
+# MariaDB makes a subquery of a list of a thousand, and MySQL scans the table for one too long: rows would be locked in
+# any order, or all of them.
+LIST = 500
+STATEMENTS = 50                 # of one message, where there are many: together they stay below the smallest packet
+TEXT = 65_535                   # bytes of user, description, extension: the columns are BLOBs
+OVERHEAD = 20_000               # bytes of a message of finish besides its rows, roughly
+ROW_OVERHEAD = 300              # bytes of a row besides its state and references: at most
+
+Statement = tuple[str, Sequence]
+log = logging.getLogger('relstore')
+
+
+class MySQL(Adapter):
+    """The database `db` of a MySQL or MariaDB server.
+
+    driver: mysqlclient or pymysql. host and the others: as the driver takes them; where they are None, what the file
+    read_default_file says, or else the driver's defaults.
+    """
+    name = 'mysql'
+    largest_state = 2 ** 32 - 1     # the packet is smaller: see `stage`
+
+    def __init__(self, db: str, *, host: str | None = None, port: int | None = None, unix_socket: str | None = None,
+                 user: str | None = None, passwd: str | None = None, driver: str = 'mysqlclient',
+                 charset: str = 'utf8mb4', connect_timeout: int = 10, compress: bool = False,
+                 read_default_file: str | None = None, read_default_group: str | None = None,
+                 ssl_ca: str | None = None, ssl_cert: str | None = None, ssl_key: str | None = None):
+        self._db = db
+        self._driver = find_driver(driver, 'mysqlclient', 'pymysql')
+        if compress and driver == 'pymysql':
+            raise ConfigurationError('PyMySQL cannot compress; leave compress out, or set driver mysqlclient.')
+        if host == 'localhost' and port and not unix_socket:
+            host = '127.0.0.1'      # mysqlclient would take another server's socket, and ignore the port
+        settings = {
+            'database': db, 'host': host, 'port': port, 'unix_socket': unix_socket, 'user': user, 'password': passwd,
+            'charset': charset, 'connect_timeout': connect_timeout, 'compress': compress or None,
+            'read_default_file': read_default_file, 'read_default_group': read_default_group,
+            'ssl_ca': ssl_ca, 'ssl_cert': ssl_cert, 'ssl_key': ssl_key}
+        self._settings = {name: value for name, value in settings.items() if value is not None}
+
+    def __str__(self) -> str:
+        return f'The {self._product} database {self._db}'
+
+    def configure(self, keep_history: bool, read_only: bool) -> None:
+        super().configure(keep_history, read_only)
+        self.use_server('MySQL')
+
+    def use_server(self, product: str, has_memory: bool = True) -> None:
+        """Make the final text of the statements, for 'MySQL' or 'MariaDB'.
+
+        has_memory: whether it allows tables that a restart empties.
+        """
+        self._product = product
+        keeps, maria = self.keep_history, product == 'MariaDB'
+        server = "CONCAT_WS('.', @@hostname, @@port, @@server_id)" if maria else '@@server_uuid'
+        value = '(SELECT value FROM {relstore_epoch})'
+        if self.read_only:      # a replica that was restarted, and which nobody may write, has none
+            value = f"coalesce({value}, '')"
+        self._tables = Tables(
+            id='BIGINT', bytes='LONGBLOB', chunk='LONGBLOB', bool='BOOLEAN', no='FALSE',
+            md5='CHAR(32) CHARACTER SET ascii', text='VARCHAR(100) CHARACTER SET ascii',
+            memory='MEMORY' if has_memory else 'InnoDB',
+            epoch=f"SELECT CONCAT({value}, '.', {server})",
+            oids="JSON_TABLE(?, '$[*]' COLUMNS (zoid BIGINT PATH '$'))",
+            current='{current_object}' if keeps else '{object_state}',
+            last='{transaction}' if keeps else '{object_state}',
+            # MySQL shows statistics of yesterday, unless it is told not to.
+            fresh='' if maria else 'SET SESSION information_schema_stats_expiry = 0;')
+        overlays = ('mysql.sql', 'mariadb.sql') if maria else ('mysql.sql',)
+        self.sql = Statements('common.sql', *overlays, keep_history=keeps, macros=self._tables, placeholder='%s')
+
+    def schema(self) -> dict[str, str]:
+        return {name: text.format_map(self._tables)
+                for name, text in read('mysql_schema.sql', self.keep_history).items()}
+
+    # Connect ------------------------------------------------------------------------------------------------------
+
+    def connect(self) -> Session:
+        session = Session(self._driver, self._settings)
+        try:
+            *_, [[epoch]] = self._send(session, [(self.sql.begin_session, ()), (self.sql.epoch, ())])
+            session.epoch = epoch or self.epoch(session)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def prepare_schema(self, create: bool) -> None:
+        session = self._first_session()
+        try:
+            self._look_at_server(session)
+            try:
+                self.complete_schema(session, create)
+                self._check_engines(session)
+                if not self.read_only:
+                    session.results(self.sql.may_write)
+                    self._advance_oids(session)
+                    self._forget_commits(session)
+            except (ConfigurationError, DatabaseError) as e:
+                if e.__cause__ is None:
+                    raise
+                raise ConfigurationError(f'{self} cannot be used: {e}; connect as a user with rights to create and '
+                                         'write its tables, or set read-only true to read them alone.') from e
+        finally:
+            session.close()
+
+    def _first_session(self) -> Session:
+        self._driver.load()
+        try:
+            return Session(self._driver, self._settings)
+        except (ConfigurationError, DatabaseError, Disconnected) as e:
+            if e.__cause__ is None:
+                raise
+            where = self._settings.get('unix_socket') or self._settings.get('host', 'localhost')
+            raise ConfigurationError(f'The database {self._db} cannot be reached at {where}: {e}; check that the '
+                                     'server runs, and db, host, port, unix_socket, user and passwd.') from e
+
+    def _look_at_server(self, session: Session) -> None:
+        """Learn what the server is and how it is set up, or refuse it."""
+        session.results(self.sql.begin_session)
+        server = dict(session.all(self.sql.server))
+        version = server['version']
+        product, oldest = ('MariaDB', OLDEST_MARIADB) if 'MariaDB' in version else ('MySQL', OLDEST_MYSQL)
+        if tuple(map(int, version.split('.')[:2])) < oldest:
+            raise ConfigurationError(f'The server is {product} {version}; relstore needs {oldest[0]}.{oldest[1]} or '
+                                     'newer.')
+        disabled = server.get('disabled_storage_engines', '').upper()
+        has_memory = 'MEMORY' not in disabled and not server.get('group_replication_group_name')
+        self.use_server(product, has_memory)
+        if session.one(self.sql.has_innodb) is None:
+            raise ConfigurationError(f'The {product} server has no InnoDB; start it with InnoDB enabled.')
+        self._packet = int(server['max_allowed_packet'])
+        if self._packet < SMALLEST_PACKET:
+            raise ConfigurationError(f'max_allowed_packet of the {product} server is {self._packet:,}; set it to '
+                                     f'{SMALLEST_PACKET:,} at least, and to more than the largest object.')
+        if self.read_only:
+            return
+        if 'ON' in (server['read_only'], server['innodb_read_only']):
+            raise ConfigurationError(f'The {product} server is read-only; connect to one that may be written, or set '
+                                     'read-only true.')
+        if server['log_bin'] == 'ON' and server['binlog_format'] == 'STATEMENT':
+            raise ConfigurationError(f'binlog_format of the {product} server is STATEMENT, which cannot log what '
+                                     'relstore does; set it to ROW or MIXED.')
+        if not has_memory:
+            log.warning('%s has no tables in memory; where a crash of the server loses commits, because '
+                        'innodb_flush_log_at_trx_commit is not 1, processes that go on running will not know.', self)
+
+    def _check_engines(self, session: Session) -> None:
+        ours = self.schema().keys() - {'new_oid', 'relstore_epoch'}     # no transaction changes these
+        for table, engine in session.all(self.sql.engines):
+            if table in ours:
+                raise ConfigurationError(f'{self} keeps the table {table} in {engine}; convert it (ALTER TABLE {table} '
+                                         'ENGINE=InnoDB).')
+
+    def relations(self, session: Session) -> set[str]:
+        """relstore_meta counts when it is filled: its rows are the last that are written."""
+        relations = super().relations(session)
+        if 'relstore_meta' in relations and not self.new_meta().keys() <= self.meta(session).keys():
+            relations.remove('relstore_meta')
+        return relations
+
+    def begin_ddl(self, session: Session) -> None:
+        """Nothing can be undone here, so all of it can be repeated: see mysql_schema.sql."""
+        [[alone]] = session.all(self.sql.lock_schema)
+        if not alone:
+            raise Unavailable(f'{self} is being created by another process, which has not ended within a minute.')
+
+    def epoch(self, session: Session) -> str:
+        """There is always a row: without a value, where the table is empty."""
+        [[epoch]] = session.all(self.sql.epoch)
+        if epoch is None:
+            self.renew_epoch(session)
+            [[epoch]] = session.all(self.sql.epoch)
+        return epoch
+
+    def renew_epoch(self, session: Session) -> None:
+        session.run(self.sql.new_epoch, (secrets.token_hex(8),))
+
+    def _forget_commits(self, session: Session) -> None:
+        old = [key for key, in session.all(self.sql.old_commits)]
+        if old:
+            session.run(self.sql.forget_commits, (old,))
+
+    # Read ---------------------------------------------------------------------------------------------------------
+
+    def _poll(self, session: Session, since: int, limit: int) -> tuple[str | None, int, list[tuple[int, int]]]:
+        """One message, also where a snapshot begins with it."""
+        rows = session.script(self.sql.poll, (since, limit))
+        epoch, last = rows[0][:2]
+        return epoch, last, [(oid, tid) for _, _, oid, tid in rows if oid is not None]
+
+    def load_many(
+        self, session: Session, oids: Sequence[int], at: int, largest: int
+    ) -> list[tuple[int, bytes | None, int, bytes | None]]:
+        """Nearly always it is the current revision that is seen; the others are asked for one by one, in one message.
+
+        As one statement it would be a subquery for each object, or read all their revisions.
+        """
+        rows = session.all(self.sql.load_many, (self.oid_list(oids), at, largest, oids[0]))
+        changed = [oid for oid, _, tid, _ in rows if tid is None]
+        if changed:
+            rows = [row for row in rows if row[2] is not None]
+            rows += chain.from_iterable(self._send(session, [
+                (self.sql.load_older, (oid, at, largest, oids[0])) for oid in changed]))
+        return rows
+
+    # Commit -------------------------------------------------------------------------------------------------------
+
+    def vote(self, session: Session, ballot: Ballot) -> Verdict:
+        seconds = max(math.ceil(ballot.timeout), 1)
+        vote = secrets.randbits(62)
+        bases, reads = dict(ballot.bases), dict(ballot.reads)
+        statements = [(self.sql.begin_vote, (seconds, seconds, session.key, vote))]
+        statements += [(_rows(self.sql.lock_created, len(some)), (*some, self.oid_list(some)))
+                       for some in _lists(oid for oid in ballot.locks if not bases[oid])]
+        statements += [(self.sql.lock_current, (some,)) for some in _lists(sorted({*bases, *ballot.restored}))]
+        statements += [(self.sql.lock_read, (some, some)) for some in _lists(reads)]
+        if ballot.restored_tid is not None:
+            statements.append((self.sql.lock_commit, ()))
+        statements.append((self.sql.voted, ()))
+        *results, [(epoch, last, connection)] = self._send(session, statements)
+        if epoch != ballot.epoch:
+            return Verdict(epoch_changed=True)
+        found: dict[str, dict[int, int]] = defaultdict(dict)
+        for kind, oid, tid in chain.from_iterable(results):
+            found[kind][oid] = tid
+        current, shared, read = found['current'], found['shared'], found['read']
+        verdict = Verdict(ticket=[vote, session.key, connection, epoch, current])
+        verdict.outdated = [(oid, read.get(oid, 0)) for oid, tid in reads.items() if read.get(oid, 0) != tid]
+        verdict.locked = next((oid for oid in read if oid not in shared), None)
+        if ballot.restored_tid is not None and ballot.restored_tid <= last:
+            verdict.last_tid = last
+        changed = [oid for oid, base in ballot.bases if current.get(oid, 0) != base]
+        if changed:
+            states = self._send(session, [(self.sql.current_states, (some,)) for some in _lists(changed)])
+            states = {oid: (tid, state) for oid, tid, state in chain.from_iterable(states)}
+            verdict.conflicts = [(oid, *states.get(oid, (0, None))) for oid in changed]
+        return verdict
+
+    def stage(self, session: Session, ticket: list, tid: int | None, metadata: Metadata, batches: Iterable) -> Iterable:
+        """What fits goes into the message of finish; else all goes ahead into a temporary table.
+
+        StorageError if something does not fit at all.
+        """
+        *_, current = ticket
+        texts = {'user': metadata.user, 'description': metadata.description, 'extension': metadata.extension or b''}
+        for name, text in texts.items():
+            if len(text) > TEXT:
+                raise StorageError(f'The {name} of the transaction has {len(text):,} bytes; {self} takes {TEXT:,} at '
+                                   'most.')
+        room = self._packet - OVERHEAD - sum(map(self._driver.literal_size, texts.values()))
+        pieces = self._pieces(batches, room)
+        first, second = next(pieces, []), next(pieces, None)
+        if second is None and sum(row.size or 0 for row, _ in first) < self.message_size:
+            return [first]
+        session.results(self.sql.begin_stage)
+        for piece in chain(filter(None, (first, second)), pieces):
+            session.run(_rows(self.sql.stage, len(piece)), [value for row, state in piece for value in (
+                row.oid, current.get(row.oid, 0), row.md5, row.size or 0, state, row.refs, row.data_tid)])
+        return []
+
+    def _pieces(self, batches: Iterable, room: int) -> Iterator[list]:
+        """Yield the rows of all batches in lists, each of which is shorter than `room` in SQL."""
+        piece, size, wanted = [], 0, min(room, self.message_size)
+        for row, state in chain.from_iterable(batches):
+            length = (self._driver.literal_size(state or b'') + self._driver.literal_size(row.refs or b'')
+                      + ROW_OVERHEAD)
+            if size + length > wanted and piece:
+                yield piece
+                piece, size = [], 0
+            if length > room:
+                raise StorageError(
+                    f'Object {row.oid:#x} has {row.size:,} bytes, {length:,} in SQL, and {self} takes {room:,} at '
+                    f'most: raise max_allowed_packet of the server, now {self._packet:,}, and open the storage again.')
+            piece.append((row, state))
+            size += length
+        if piece:
+            yield piece
+
+    def finish(self, session: Session, ticket: list, tid: int | None, metadata: Metadata, batches: Iterable) -> int:
+        batch = next(iter(batches), None)
+        _, key, _, _, current = ticket
+        statements: list[Statement] = [(self.sql.begin_finish, (FINISH_TIMEOUT, FINISH_TIMEOUT, tid))]
+        if self.keep_history:
+            statements.append((self.sql.insert_transaction, (
+                metadata.packed, metadata.user, metadata.description, metadata.extension)))
+        if batch is None:
+            statements.append((self.sql.insert_staged, ()))
+        elif batch and self.keep_history:
+            statements.append((_rows(self.sql.insert_states, len(batch)), [value for row, state in batch for value in (
+                row.oid, current.get(row.oid, 0), row.md5, row.size or 0, state, row.refs, row.data_tid)]))
+            statements.append((_rows(self.sql.point_current, len(batch)), [row.oid for row, _ in batch]))
+        elif batch:
+            statements.append((_rows(self.sql.insert_states, len(batch)), [value for row, state in batch for value in (
+                row.oid, row.size or 0, state, row.refs)]))
+        statements.append((self.sql.end_finish, (key,)))
+        *_, [[tid]], _ = self._send(session, statements)
+        return tid
+
+    def outcome(self, session: Session, ticket: list, oids: Sequence[int]) -> int | None:
+        """A lost connection proves nothing: the server may be waiting for the commit lock still, and commit later.
+
+        So wait for the lock on the row that the vote wrote, ending the orphan if it takes long.
+        """
+        vote, key, connection, epoch, _ = ticket
+        deadline = time.monotonic() + ORPHAN_DEADLINE
+        while True:
+            try:
+                *_, rows, _, _ = session.results(self.sql.outcome, (ORPHAN_PATIENCE, key, vote, key))
+            except LockTimeout as e:
+                session.rollback()
+                if time.monotonic() > deadline:
+                    raise Unavailable(f'the connection {connection} of the server is still busy with it') from e
+                if self.epoch(session) == epoch:        # on another server the number is somebody else's
+                    self._kill(session, connection)
+            else:
+                return rows[0][0] if rows else None
+
+    def _kill(self, session: Session, connection: int) -> None:
+        try:
+            session.run(self.sql.kill, (connection,))
+        except DatabaseError as e:
+            log.info('The connection %d was not ended: %s', connection, e)     # it has just ended by itself
+
+    def new_oids(self, session: Session, count: int) -> list[int]:
+        results = session.results(_rows(self.sql.new_oids, count), (count,))
+        [[first, step]] = results[3]
+        return list(range(first, first + step * count, step))
+
+    def reserve_oids(self, session: Session, oid: int) -> None:
+        block = -(-oid // 16)       # rounded up
+        if session.in_transaction:
+            session.results(self.sql.reserve_oids_at_once, (block,))
+        else:
+            session.results(self.sql.reserve_oids, (block, block))
+
+    def _advance_oids(self, session: Session) -> None:
+        """A counter behind its objects (restored separately, say) would hand out oids that are taken."""
+        [[used]] = session.all(self.sql.max_oid)
+        if used:
+            self.reserve_oids(session, used)
+
+    # Administration -----------------------------------------------------------------------------------------------
+
+    def estimated_count(self, session: Session) -> int:
+        [[count]] = session.script(self.sql.estimated_count)
+        return count
+
+    def size(self, session: Session) -> int:
+        """As the server's statistics have it: within a tenth, some seconds later."""
+        [[size]] = session.script(self.sql.size)
+        return size
+
+    def zap_all(self, session: Session) -> None:
+        """The epoch and the counter of oids are no part of a transaction, so they come last."""
+        try:
+            session.results(self.sql.zap)
+        finally:
+            session.rollback()
+        session.run(self.sql.restart_oids)
+        session.run(self.sql.forget_epoch)
+        self.renew_epoch(session)
+
+    # Phrases ------------------------------------------------------------------------------------------------------
+
+    def _send(self, session: Session, statements: Sequence[Statement]) -> list[list[Row]]:
+        """Run statements in as few messages as is safe; return the rows of each, in order."""
+        results = []
+        for some in _lists(statements, STATEMENTS):
+            results += session.results(';\n'.join(sql for sql, _ in some), [
+                parameter for _, parameters in some for parameter in parameters])
+        return results
+
+
+def _lists(values: Iterable, size: int = LIST) -> Iterator[tuple]:
+    """Yield the values in tuples of up to `size`."""
+    values = iter(values)
+    while some := tuple(islice(values, size)):
+        yield some
+
+
+def _rows(sql: str, count: int) -> str:
+    """Return a statement with the row after its VALUES repeated."""
+    return re.sub(r'(?<=VALUES )\([^()]*\)', lambda row: ', '.join([row[0]] * count), sql, count=1)

@@ -1,0 +1,266 @@
+-- What MySQL and MariaDB say otherwise.
+--   `?` after IN is a list of values in parentheses. Where statements have several rows of VALUES, the row is repeated.
+
+-- Connecting ---------------------------------------------------------------------------------------------------
+
+-- What a server's settings may have changed in new sessions; no statement relies on more than this.
+-- name: begin_session
+SET SESSION autocommit = 1, sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', completion_type = 'NO_CHAIN';
+SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE
+
+-- name: server
+SHOW GLOBAL VARIABLES WHERE variable_name IN ('version', 'max_allowed_packet', 'log_bin', 'binlog_format', 'read_only',
+    'innodb_read_only', 'disabled_storage_engines', 'group_replication_group_name')
+
+-- name: has_innodb
+SELECT 1 FROM information_schema.engines WHERE engine = 'InnoDB' AND support IN ('YES', 'DEFAULT')
+
+-- name: engines
+SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE() AND engine <> 'InnoDB'
+
+-- Changes nothing, but needs the rights to.
+-- name: may_write
+INSERT INTO {new_oid} (zoid) SELECT zoid FROM {new_oid} WHERE FALSE;
+UPDATE {current} SET tid = tid WHERE zoid = -1;
+DELETE FROM {new_oid} WHERE zoid = -1
+
+-- name: relations
+SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()
+
+-- name: columns
+SELECT column_name FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = 'object_state'
+
+-- Ended with its session.
+-- name: lock_schema
+SELECT GET_LOCK(CONCAT('relstore.', LEFT(DATABASE(), 50)), 60)
+
+-- name: new_epoch
+INSERT IGNORE INTO {relstore_epoch} (one, value) VALUES (1, ?)
+
+-- name: forget_epoch
+DELETE FROM {relstore_epoch}
+
+-- name: add_meta
+INSERT IGNORE INTO {relstore_meta} (name, value) VALUES (?, ?)
+
+-- name: old_commits
+SELECT session FROM {relstore_commit} WHERE voted < UTC_TIMESTAMP() - INTERVAL 1 DAY LIMIT 1000 FOR UPDATE SKIP LOCKED
+
+-- name: forget_commits
+DELETE FROM {relstore_commit} WHERE session IN ?
+
+-- Reading ------------------------------------------------------------------------------------------------------
+
+-- The order makes the index on tid the plan, whatever the statistics say.
+-- name: poll [hp]
+SELECT ({epoch}), (SELECT max(t.tid) FROM {transaction} t), c.zoid, c.tid
+FROM (SELECT 1 AS one) o LEFT JOIN
+    (SELECT zoid, tid FROM {current_object} WHERE tid > ? ORDER BY tid LIMIT ?) c ON o.one = 1
+
+-- name: poll [hf]
+SET TRANSACTION ISOLATION LEVEL REPEATABLE READ;
+START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY;
+SELECT ({epoch}), (SELECT coalesce(max(t.tid), 0) FROM {object_state} t), c.zoid, c.tid
+FROM (SELECT 1 AS one) o LEFT JOIN
+    (SELECT zoid, tid FROM {object_state} WHERE tid > ? ORDER BY tid LIMIT ?) c ON o.one = 1
+
+-- Without a tid and a state for those that have changed since.
+-- name: load_many [hp]
+SELECT c.zoid, s.state, s.tid, s.refs FROM {oids} o STRAIGHT_JOIN {current_object} c ON c.zoid = o.zoid
+    LEFT JOIN {object_state} s ON s.zoid = c.zoid AND s.tid = c.tid AND s.tid <= ?
+WHERE s.tid IS NULL OR s.state_size <= ? OR s.zoid = ?
+
+-- name: load_older [hp]
+SELECT zoid, state, tid, refs FROM
+    (SELECT zoid, state, tid, refs, state_size FROM {object_state} WHERE zoid = ? AND tid <= ?
+     ORDER BY tid DESC LIMIT 1) s
+WHERE state_size <= ? OR zoid = ?
+
+-- name: load_many [hf]
+SELECT s.zoid, s.state, s.tid, CASE WHEN s.refs_tid = s.tid THEN s.refs END
+FROM {oids} o STRAIGHT_JOIN {object_state} s ON s.zoid = o.zoid
+WHERE s.tid <= ? AND (s.state_size <= ? OR s.zoid = ?)
+
+-- MySQL 9.7 without statistics walks the index on tid from its end, unless it is told not to.
+-- name: undo [hp]
+SELECT u.zoid, u.md5, c.tid, s.md5, u.prev_tid,
+       (SELECT p.tid FROM {object_state} p FORCE INDEX (PRIMARY) WHERE p.zoid = u.zoid AND p.tid < u.tid
+        ORDER BY p.tid DESC LIMIT 1)
+FROM {object_state} u STRAIGHT_JOIN {current_object} c ON c.zoid = u.zoid
+     STRAIGHT_JOIN {object_state} s ON s.zoid = c.zoid AND s.tid = c.tid
+WHERE u.tid = ? ORDER BY u.zoid
+
+-- Committing: one message for vote, one for finish. -------------------------------------------------------------
+
+-- Locks by primary key in READ COMMITTED lock rows and no gaps, so new objects never wait for their neighbours. A
+-- locking read sees what is committed now, also after it has waited. The row in relstore_commit stays locked until the
+-- outcome is decided.
+-- name: begin_vote
+SET SESSION innodb_lock_wait_timeout = ?, lock_wait_timeout = ?;
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+START TRANSACTION;
+INSERT INTO {relstore_commit} (session, vote, tid, voted) VALUES (?, ?, 0, UTC_TIMESTAMP(6))
+ON DUPLICATE KEY UPDATE vote = VALUES(vote), tid = 0, voted = VALUES(voted)
+
+-- What is not there cannot be locked, so a row for each stands for objects that others may be creating. A row that
+-- was deleted is locked as long as one that is there, and need not be removed by anyone. By a join: a DELETE with IN
+-- waits for its neighbours' rows as well (MariaDB 10.11, MySQL 9.7; see test_mysql, NobodyWaits).
+-- name: lock_created
+INSERT INTO {relstore_lock} (zoid) VALUES (?) ON DUPLICATE KEY UPDATE zoid = VALUES(zoid);
+DELETE l FROM {oids} o STRAIGHT_JOIN {relstore_lock} l ON l.zoid = o.zoid
+
+-- name: lock_current
+SELECT 'current', zoid, tid FROM {current} FORCE INDEX (PRIMARY) WHERE zoid IN ? ORDER BY zoid FOR UPDATE
+
+-- Shared locks come last and never wait: waiting for one while holding others deadlocks. By the primary key, because
+-- a row that is locked there may not be skipped by another index.
+-- name: lock_read
+SELECT 'shared', zoid, tid FROM {current} FORCE INDEX (PRIMARY) WHERE zoid IN ? ORDER BY zoid FOR SHARE SKIP LOCKED;
+SELECT 'read', zoid, tid FROM {current} FORCE INDEX (PRIMARY) WHERE zoid IN ?
+
+-- name: lock_commit
+SELECT 'commit', tid, 0 FROM {commit_row_lock} FOR UPDATE
+
+-- name: voted
+SELECT ({epoch}), (SELECT coalesce(max(tid), 0) FROM {last}), CONNECTION_ID()
+
+-- name: current_states [hp]
+SELECT c.zoid, c.tid, s.state FROM {current_object} c STRAIGHT_JOIN {object_state} s ON s.zoid = c.zoid AND s.tid = c.tid
+WHERE c.zoid IN ?
+
+-- name: current_states [hf]
+SELECT zoid, tid, state FROM {object_state} WHERE zoid IN ?
+
+-- Neither of these commits, unlike those for tables that are not temporary.
+-- name: begin_stage
+DROP TEMPORARY TABLE IF EXISTS relstore_stage;
+CREATE TEMPORARY TABLE relstore_stage (zoid {id} NOT NULL PRIMARY KEY, prev_tid {id}, md5 {md5}, state_size {id},
+    state {bytes}, refs {bytes}, data_tid {id}) ENGINE=InnoDB
+
+-- name: stage
+INSERT INTO relstore_stage (zoid, prev_tid, md5, state_size, state, refs, data_tid) VALUES (?, ?, ?, ?, ?, ?, ?)
+
+-- ZODB's timestamp: minutes since 1900, counting 31 days to a month, then the fraction of the minute in 1/2^32.
+-- name: begin_finish
+SET SESSION innodb_lock_wait_timeout = ?, lock_wait_timeout = ?;
+SELECT tid FROM {commit_row_lock} FOR UPDATE;
+SET @relstore_now = UTC_TIMESTAMP(6);
+SET @relstore_tid = coalesce(?, greatest(
+    CAST((SELECT coalesce(max(tid), 0) FROM {last}) AS SIGNED) + 1,
+    CAST(((((YEAR(@relstore_now) - 1900) * 12 + MONTH(@relstore_now) - 1) * 31 + DAY(@relstore_now) - 1) * 24
+          + HOUR(@relstore_now)) * 60 + MINUTE(@relstore_now) AS SIGNED) * 4294967296
+    + CAST(SECOND(@relstore_now) * 1000000 + MICROSECOND(@relstore_now) AS SIGNED) * 4294967296 DIV 60000000))
+
+-- name: insert_transaction [hp]
+INSERT INTO {transaction} (tid, packed, username, description, extension) VALUES (@relstore_tid, ?, ?, ?, ?)
+
+-- name: insert_states [hp]
+INSERT INTO {object_state} (zoid, tid, prev_tid, md5, state_size, state, refs, data_tid)
+VALUES (?, @relstore_tid, ?, ?, ?, ?, ?, ?)
+
+-- name: point_current [hp]
+INSERT INTO {current_object} (zoid, tid) VALUES (?, @relstore_tid) ON DUPLICATE KEY UPDATE tid = VALUES(tid)
+
+-- name: insert_states [hf]
+INSERT INTO {object_state} (zoid, tid, state_size, state, refs, refs_tid)
+VALUES (?, @relstore_tid, ?, ?, ?, @relstore_tid)
+ON DUPLICATE KEY UPDATE tid = VALUES(tid), state_size = VALUES(state_size), state = VALUES(state), refs = VALUES(refs),
+    refs_tid = VALUES(refs_tid)
+
+-- name: insert_staged [hp]
+INSERT INTO {object_state} (zoid, tid, prev_tid, md5, state_size, state, refs, data_tid)
+SELECT zoid, @relstore_tid, prev_tid, md5, state_size, state, refs, data_tid FROM relstore_stage;
+INSERT INTO {current_object} (zoid, tid) SELECT zoid, @relstore_tid FROM relstore_stage
+ON DUPLICATE KEY UPDATE tid = VALUES(tid);
+DROP TEMPORARY TABLE relstore_stage
+
+-- name: insert_staged [hf]
+INSERT INTO {object_state} (zoid, tid, state_size, state, refs, refs_tid)
+SELECT zoid, @relstore_tid, state_size, state, refs, @relstore_tid FROM relstore_stage
+ON DUPLICATE KEY UPDATE tid = VALUES(tid), state_size = VALUES(state_size), state = VALUES(state), refs = VALUES(refs),
+    refs_tid = VALUES(refs_tid);
+DROP TEMPORARY TABLE relstore_stage
+
+-- The tid is returned before the COMMIT, but counts only where the whole message was answered.
+-- name: end_finish
+UPDATE {relstore_commit} SET tid = @relstore_tid WHERE session = ?;
+SELECT @relstore_tid;
+COMMIT
+
+-- Waits until the transaction is decided. The commit of our own is for what was asked about: it must be on disk too.
+-- name: outcome
+SET SESSION innodb_lock_wait_timeout = ?;
+START TRANSACTION;
+SELECT tid FROM {relstore_commit} WHERE session = ? AND vote = ? FOR UPDATE;
+UPDATE {relstore_commit} SET voted = UTC_TIMESTAMP(6) WHERE session = ?;
+COMMIT
+
+-- name: kill
+KILL ?
+
+-- Rows are removed by whoever has made them: nobody waits for others, and the counter stays.
+-- name: new_oids
+START TRANSACTION;
+INSERT INTO {new_oid} (zoid) VALUES (NULL);
+SET @relstore_first = LAST_INSERT_ID();
+SELECT @relstore_first, @@auto_increment_increment;
+DELETE FROM {new_oid} WHERE zoid >= @relstore_first AND zoid < @relstore_first + ? * @@auto_increment_increment;
+COMMIT
+
+-- name: reserve_oids
+INSERT IGNORE INTO {new_oid} (zoid) VALUES (?);
+DELETE FROM {new_oid} WHERE zoid = ?
+
+-- Within a transaction: the counter stays ahead, while nobody has to wait for the row until the commit.
+-- name: reserve_oids_at_once
+SAVEPOINT relstore_oids;
+INSERT IGNORE INTO {new_oid} (zoid) VALUES (?);
+ROLLBACK TO SAVEPOINT relstore_oids
+
+-- Administration -----------------------------------------------------------------------------------------------
+
+-- name: current_records [hp]
+SELECT s.zoid, s.tid, s.state
+FROM {current_object} c FORCE INDEX (PRIMARY) STRAIGHT_JOIN {object_state} s ON s.zoid = c.zoid AND s.tid = c.tid
+WHERE c.zoid >= ? AND s.zoid >= ? AND s.state IS NOT NULL ORDER BY c.zoid LIMIT ?
+
+-- name: size
+{fresh}
+SELECT CAST(coalesce(sum(data_length + index_length), 0) AS SIGNED) FROM information_schema.tables
+WHERE table_schema = DATABASE()
+
+-- name: estimated_count [hp]
+{fresh}
+SELECT table_rows FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'current_object'
+
+-- name: estimated_count [hf]
+{fresh}
+SELECT table_rows FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'object_state'
+
+-- name: restart_oids
+TRUNCATE TABLE {new_oid}
+
+-- TRUNCATE would commit, and refuses tables that others refer to.
+-- name: zap [hp]
+SET SESSION innodb_lock_wait_timeout = 30, lock_wait_timeout = 30;
+START TRANSACTION;
+DELETE FROM {blob_chunk};
+DELETE FROM {current_object};
+DELETE FROM {object_state};
+DELETE FROM {transaction} WHERE tid > 0;
+DELETE FROM {object_ref};
+DELETE FROM {object_refs_added};
+DELETE FROM {pack_object};
+DELETE FROM {pack_state};
+DELETE FROM {pack_state_tid};
+COMMIT
+
+-- name: zap [hf]
+SET SESSION innodb_lock_wait_timeout = 30, lock_wait_timeout = 30;
+START TRANSACTION;
+DELETE FROM {blob_chunk};
+DELETE FROM {object_state};
+DELETE FROM {object_ref};
+DELETE FROM {object_refs_added};
+DELETE FROM {pack_object};
+COMMIT
