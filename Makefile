@@ -1,5 +1,6 @@
 # make demo    a first look                make test    all tests           make lint    style and layers
 #   DATA=/path/to/Data.fs                    PYTHON=python3.12, where python3 is not the one to use
+# make mysql   MySQL 9.7, which Debian has no package of: into var/mysql-9.7, for the tests that then run there too
 # make bench   relstore beside its peers, with charts, in var/benchmarks
 #   ONLY="commit page"   some parts of: speed roundtrips commit occupancy page pack memory shootout
 #   QUICK=1              small sizes, under two minutes      OUT=docs/benchmarks   another place for the page
@@ -12,12 +13,20 @@ LINTERS = ruff>=0.17,<0.18 import-linter>=2.16,<3
 apt = { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && { apt-get -q update; \
           DEBIAN_FRONTEND=noninteractive apt-get -qy install --no-install-recommends $(1); }; } || \
       { echo "Missing: $(1). Install it as root: apt-get install $(1)"; false; }
+
+# What mysqlclient is compiled with: its makers publish no wheels for Linux. And whether that would succeed.
+COMPILED_WITH = gcc libc6-dev pkg-config libmariadb-dev
+include = $$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')
+headers = test -e "$(include)/Python.h" || echo $(notdir $(PYTHON))-dev
+compiles = { printf '\043include <Python.h>\n\043include <mysql.h>\n' | cc -E -x c -I"$(include)" \
+               $$(pkg-config --cflags libmariadb || pkg-config --cflags mysqlclient) -; } >/dev/null 2>&1
 PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check
 
 # What relstore is measured beside, as its makers publish it, and what draws the charts.
-PEERS = RelStorage==4.3.0 ZEO zodbshootout==0.8.* pyperf==1.7.1 psycopg2-binary psycopg[binary] matplotlib
+PEERS = RelStorage==4.3.0 ZEO zodbshootout==0.8.* pyperf==1.7.1 psycopg2-binary psycopg[binary] PyMySQL \
+        matplotlib
 
-.PHONY: demo test bench bench-zodbshootout lint style layers servers compiler clean
+.PHONY: demo test bench bench-zodbshootout lint style layers servers mysql compiler clean FORCE
 .DELETE_ON_ERROR:
 
 demo: .venv/demo
@@ -52,11 +61,11 @@ clean:
 	touch $@
 
 # An environment of its own: what the peers need must not meet what the tests need.
-.venv-bench/made: .venv/made setup.py Makefile
+.venv-bench/made: .venv/made .venv/compiled setup.py Makefile
 	$(PYTHON) -m venv --clear .venv-bench
 	echo '*' > .venv-bench/.gitignore
 	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --editable . \
-	    $(foreach package,$(PEERS),'$(package)')
+	    $(foreach package,$(PEERS),'$(package)') $$(sed 's/relstore.mysql./mysqlclient/' .venv/compiled)
 	touch $@
 
 .venv/demo: .venv/made setup.py
@@ -71,14 +80,25 @@ clean:
 	$(PIP) '$(BUILDOUT)'
 	touch $@
 
-bin/test: .venv/buildout-made buildout.cfg setup.py
-	.venv/bin/buildout
+bin/test: .venv/buildout-made .venv/compiled buildout.cfg setup.py
+	.venv/bin/buildout compiled:eggs="$$(cat .venv/compiled)"
 	touch $@
+
+# Which drivers can be compiled here. Its absence does not stop the run either: the tests say what they skip.
+.venv/compiled: .venv/made FORCE
+	@$(compiles) || $(call apt,$(COMPILED_WITH) $$($(headers))) || true
+	@eggs=$$(if $(compiles); then echo 'relstore[mysql]'; fi); echo "$$eggs" | cmp -s - $@ || echo "$$eggs" > $@
 
 # Their absence does not stop the run: the tests say what they skip, or fail where CI=true.
 servers:
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null || \
 	    $(call apt,postgresql) || true
+	@PATH="$$PATH:/usr/sbin" command -v mariadbd >/dev/null || $(call apt,mariadb-server) || true
+
+mysql: var/mysql-9.7
+
+var/mysql-9.7:
+	buildbot/fetch-mysql $@
 
 # For the library that slows a disk down. Its absence does not stop the benchmarks: they say what they leave out.
 compiler:

@@ -4,15 +4,19 @@
 
 `self.adapter()` leads to an empty database, and `self.open_storage()` opens it; other names are other databases.
 """
+import importlib.util
 import shutil
 import tempfile
 from contextlib import closing
 from pathlib import Path
 
 import psycopg2
+from psycopg2.extensions import make_dsn
 
 import relstore
-from relstore.tests.servers import PostgreSQLLayer
+from relstore.tests.proxy import CuttingProxy
+from relstore.tests.servers import MariaDBLayer, MySQLLayer, PostgreSQLLayer, cannot_run
+from relstore.tests.watch import AnyWatch, MySQLWatch, Watch
 
 
 class Backend:
@@ -23,6 +27,25 @@ class Backend:
 
     def open_storage(self, name: str = 'main', **options) -> relstore.RelStore:
         return relstore.RelStore(self.adapter(name), keep_history=self.keep_history, **options)
+
+    def refresh_statistics(self) -> None:
+        """Have the size of tables estimated anew, where it is an estimate."""
+
+
+class ServerBackend(Backend):
+    """Where there is a server, it can be watched, and reached through a proxy."""
+
+    def new_watch(self) -> AnyWatch:
+        """Return a connection of the test's own to the database `main`."""
+        raise NotImplementedError
+
+    def new_proxy(self) -> CuttingProxy:
+        """Return a new proxy to the server, not started."""
+        return CuttingProxy(self.layer.server.address)
+
+    def adapter_through(self, proxy: CuttingProxy) -> relstore.adapters.base.Adapter:
+        """Return an adapter to the database `main` that reaches it through a proxy that was started."""
+        raise NotImplementedError
 
 
 class SQLiteBackend(Backend):
@@ -36,7 +59,7 @@ class SQLiteBackend(Backend):
         return relstore.SQLite(str(self._directory / name))
 
 
-class PostgreSQLBackend(Backend):
+class PostgreSQLBackend(ServerBackend):
     layer = PostgreSQLLayer
     driver = ''
     # (server, database) pairs there are, made once and emptied before each test that uses them.
@@ -49,6 +72,13 @@ class PostgreSQLBackend(Backend):
 
     def adapter(self, name='main'):
         return relstore.PostgreSQL(self.dsn(name), driver=self.driver)
+
+    def adapter_through(self, proxy):
+        dsn = make_dsn(self.dsn(), host='127.0.0.1', port=proxy.port, sslmode='disable', gssencmode='disable')
+        return relstore.PostgreSQL(dsn, driver=self.driver)
+
+    def new_watch(self):
+        return Watch(self.dsn())
 
     def dsn(self, name='main') -> str:
         """Return the DSN of a database that was emptied when this test first named it."""
@@ -68,6 +98,57 @@ class PostgreSQLBackend(Backend):
             cursor.execute('SELECT pg_terminate_backend(pid) FROM pg_stat_activity '
                            'WHERE datname = current_database() AND pid <> pg_backend_pid()')
         storage = relstore.RelStore(relstore.PostgreSQL(dsn, driver=self.driver), keep_history=self.keep_history)
+        storage.zap_all()
+        storage.close()
+
+
+class MySQLBackend(ServerBackend):
+    """On MariaDB, unless a subclass says otherwise."""
+    layer = MariaDBLayer
+    driver = ''
+    _databases: set = set()     # as above
+
+    def setUp(self):
+        self.layer.require(self)
+        if self.driver == 'mysqlclient' and importlib.util.find_spec('MySQLdb') is None:
+            cannot_run(self, 'mysqlclient is not installed (it is compiled with gcc, pkg-config, libmariadb-dev and '
+                             'the headers of Python)')
+        self._emptied = set()
+        super().setUp()
+
+    def adapter(self, name='main', **options):
+        return relstore.MySQL(**self.arguments(name), driver=self.driver, **options)
+
+    def arguments(self, name='main') -> dict:
+        """Return the arguments of a database that was emptied when this test first named it."""
+        server, database = self.layer.server, self._database(name)
+        if (server, database) not in self._databases:
+            server.create_database(database)
+            self._databases.add((server, database))
+        elif name not in self._emptied:
+            self._empty(server, database)
+        self._emptied.add(name)
+        return server.arguments(database)
+
+    def adapter_through(self, proxy):
+        self.arguments()    # it is there then
+        server = self.layer.server
+        return relstore.MySQL(**server.tcp_arguments(self._database('main'), proxy.port), driver=self.driver)
+
+    def new_watch(self):
+        return MySQLWatch(self.arguments())
+
+    def refresh_statistics(self):
+        with closing(self.new_watch()) as watch:
+            watch.rows('ANALYZE TABLE object_state')
+
+    def _database(self, name: str) -> str:
+        return f'{name}_{"hp" if self.keep_history else "hf"}'
+
+    def _empty(self, server, database: str) -> None:
+        server.disconnect(database)     # whatever an earlier test left open would hold locks
+        adapter = relstore.MySQL(**server.arguments(database), driver=self.driver)
+        storage = relstore.RelStore(adapter, keep_history=self.keep_history)
         storage.zap_all()
         storage.close()
 
@@ -96,8 +177,45 @@ class Psycopg3HistoryFree(PostgreSQLBackend):
     driver, keep_history = 'psycopg', False
 
 
-HISTORY_PRESERVING = (SQLiteHistoryPreserving, Psycopg2HistoryPreserving, Psycopg3HistoryPreserving)
-HISTORY_FREE = (SQLiteHistoryFree, Psycopg2HistoryFree, Psycopg3HistoryFree)
+class MySQLdbHistoryPreserving(MySQLBackend):
+    driver, keep_history = 'mysqlclient', True
+
+
+class MySQLdbHistoryFree(MySQLBackend):
+    driver, keep_history = 'mysqlclient', False
+
+
+class PyMySQLHistoryPreserving(MySQLBackend):
+    driver, keep_history = 'pymysql', True
+
+
+class PyMySQLHistoryFree(MySQLBackend):
+    driver, keep_history = 'pymysql', False
+
+
+class MySQLdbOnMySQLHistoryPreserving(MySQLdbHistoryPreserving):
+    layer = MySQLLayer
+
+
+class MySQLdbOnMySQLHistoryFree(MySQLdbHistoryFree):
+    layer = MySQLLayer
+
+
+class PyMySQLOnMySQLHistoryPreserving(PyMySQLHistoryPreserving):
+    layer = MySQLLayer
+
+
+class PyMySQLOnMySQLHistoryFree(PyMySQLHistoryFree):
+    layer = MySQLLayer
+
+
+MYSQL = (MySQLdbHistoryPreserving, MySQLdbHistoryFree, PyMySQLHistoryPreserving, PyMySQLHistoryFree,
+         MySQLdbOnMySQLHistoryPreserving, MySQLdbOnMySQLHistoryFree)
+# For what a driver has to do with. All else need not run twice on one server.
+PYMYSQL_ON_MYSQL = PyMySQLOnMySQLHistoryPreserving, PyMySQLOnMySQLHistoryFree
+
+HISTORY_PRESERVING = (SQLiteHistoryPreserving, Psycopg2HistoryPreserving, Psycopg3HistoryPreserving, *MYSQL[::2])
+HISTORY_FREE = (SQLiteHistoryFree, Psycopg2HistoryFree, Psycopg3HistoryFree, *MYSQL[1::2])
 
 
 def cases(namespace: dict, *suites: type, backends: tuple = HISTORY_PRESERVING + HISTORY_FREE) -> list[type]:

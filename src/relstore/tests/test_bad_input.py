@@ -1,4 +1,5 @@
 """What an administrator reads when something does not fit: one sentence, and nothing is left half done."""
+import importlib.util
 import os
 import pathlib
 import shutil
@@ -20,13 +21,21 @@ from psycopg2.extensions import make_dsn
 import relstore
 from relstore.errors import ConfigurationError
 from relstore.tests.servers import (
+    MariaDBServer,
+    MySQLServer,
     PostgreSQLServer,
+    SharedServer,
     directory_open_to_all,
     free_port,
+    mariadb_programs,
+    mysql_unavailable,
     postgresql_programs,
+    require_mariadb,
+    require_mysql,
     require_postgresql,
     unprivileged_user,
 )
+from relstore.tests.watch import MySQLWatch
 
 DRIVERS = ('psycopg2', 'psycopg')
 
@@ -316,6 +325,239 @@ class Driver(Refusals):
                     self.assertNotIn('server', message)
 
 
+# MySQL and MariaDB
+
+
+# Servers of our own: users and settings are made there, which a staging server need not allow.
+OwnMariaDBLayer = SharedServer(
+    'OwnMariaDBLayer', __name__, lambda: MariaDBServer() if mariadb_programs() else None, require_mariadb)
+OwnMySQLLayer = SharedServer(
+    'OwnMySQLLayer', __name__, lambda: None if mysql_unavailable() else MySQLServer(), require_mysql)
+
+
+class MySQLRefusals(Refusals):
+    drivers = ('pymysql', 'mysqlclient') if importlib.util.find_spec('MySQLdb') else ('pymysql',)
+
+    def setUp(self):
+        self.layer.require(self)
+        self.server = self.layer.server
+        self.where = self.server.create_database('site')
+        self.watch = MySQLWatch(self.server.arguments())
+        self.addCleanup(self.watch.close)
+        self.addCleanup(self.drop)
+        self.run_sql("CREATE USER guarded@'%' IDENTIFIED BY 'right'", "CREATE USER visitor@'%'")
+        self.addCleanup(self.run_sql, "DROP USER guarded@'%', visitor@'%'")
+
+    def drop(self):
+        """Fails, after some seconds, if a session was left open."""
+        try:
+            self.watch.until("NOT EXISTS (SELECT 1 FROM information_schema.processlist WHERE db = 'site')", seconds=5)
+        finally:
+            self.server.drop_database('site')
+
+    def run_sql(self, *statements):
+        with closing(self.server.connect('site')) as connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+            return cursor.fetchall()
+
+    def set_globally(self, name, value):
+        """Change a setting of the server, until the test ends."""
+        [[before]] = self.run_sql(f'SELECT @@GLOBAL.{name}')
+        before = repr(before) if isinstance(before, str) else before
+        self.addCleanup(self.run_sql, f'SET GLOBAL {name} = {before}')
+        self.run_sql(f'SET GLOBAL {name} = {value}')
+
+    def relations(self):
+        return self.run_sql("SELECT table_name, engine FROM information_schema.tables WHERE table_schema = 'site' "
+                            'ORDER BY 1')
+
+    def refused(self, *words, where=None, options=None, **changed):
+        """Open it with each driver, from Python and from zope.conf: all refuse, and nothing has changed."""
+        arguments, before = (where or self.where) | changed, self.relations()
+        options = options or {}
+        lines = [f'{name} {value}' for name, value in arguments.items()]
+        for driver in self.drivers:
+            ways = {
+                'Python': lambda driver=driver: relstore.RelStore(
+                    relstore.MySQL(**arguments, driver=driver), **options),
+                'zope.conf': lambda driver=driver: from_conf(
+                    '<mysql>', *lines, f'driver {driver}', '</mysql>', **options)}
+            for way, open_storage in ways.items():
+                with self.subTest(driver, way=way):
+                    self.check(self.refusal(open_storage), *words)
+                    self.assertEqual(self.relations(), before)
+
+    def create(self, **options):
+        for driver in self.drivers:
+            relstore.RelStore(relstore.MySQL(**self.where, driver=driver), **options).close()
+
+
+class MySQLAddress(MySQLRefusals):
+
+    def test_nobody_listens(self):
+        port = free_port()
+        self.refused('check that the server runs', 'port', where={'db': 'site', 'host': '127.0.0.1', 'port': port})
+
+    def test_unknown_host(self):
+        self.refused('no-such-host.invalid', 'check', where={'db': 'site', 'host': 'no-such-host.invalid'})
+
+    def test_no_socket(self):
+        self.refused('/nowhere/socket', 'check that the server runs', unix_socket='/nowhere/socket')
+
+    def test_something_else_listens(self):
+        def hang_up():
+            while True:
+                client, _ = listener.accept()
+                client.sendall(b'SSH-2.0-OpenSSH_9\r\n')
+                client.close()
+
+        listener = socket.create_server(('127.0.0.1', 0))
+        self.addCleanup(listener.close)
+        threading.Thread(target=hang_up, daemon=True).start()
+        self.refused('check that the server runs',
+                     where={'db': 'site', 'host': '127.0.0.1', 'port': listener.getsockname()[1]})
+
+    def test_no_such_database(self):
+        self.refused('absent', db='absent')
+
+    def test_unknown_user(self):
+        self.refused('stranger', 'user', user='stranger')
+
+    def test_wrong_password(self):
+        self.run_sql("GRANT ALL ON site.* TO guarded@'%'")
+        self.refused('guarded', 'passwd', user='guarded', passwd='swordfish')
+        self.assertNotIn('swordfish', str(self.kept))
+
+    def test_no_password(self):
+        self.run_sql("GRANT ALL ON site.* TO guarded@'%'")
+        self.refused('guarded', 'passwd', user='guarded')
+
+    def test_right_password(self):
+        self.run_sql("GRANT ALL ON site.* TO guarded@'%'")
+        for driver in self.drivers:
+            for where in self.where, self.server.tcp_arguments('site'):
+                adapter = relstore.MySQL(**where | {'user': 'guarded', 'passwd': 'right'}, driver=driver)
+                relstore.RelStore(adapter).close()
+
+
+class MySQLRights(MySQLRefusals):
+
+    def test_may_not_enter(self):
+        self.refused('visitor', user='visitor')
+
+    def test_may_not_create_tables(self):
+        self.run_sql("GRANT SELECT, INSERT, UPDATE, DELETE ON site.* TO visitor@'%'")
+        self.refused('rights', 'site', user='visitor')
+
+    def test_may_read_alone(self):
+        """Found at open, not at the first commit, when a user has filled in a form."""
+        self.create()
+        self.run_sql("GRANT SELECT ON site.* TO visitor@'%'")
+        self.refused('rights', 'read-only', user='visitor')
+
+    def test_who_may_read_can_open_it_read_only(self):
+        self.create()
+        self.run_sql("GRANT SELECT ON site.* TO visitor@'%'")
+        for driver in self.drivers:
+            adapter = relstore.MySQL(**self.where | {'user': 'visitor'}, driver=driver)
+            with closing(relstore.RelStore(adapter, read_only=True)) as storage:
+                self.assertEqual(len(storage), 0)
+
+
+class MySQLTables(MySQLRefusals):
+
+    def test_history_free_where_history_is_kept(self):
+        self.create(keep_history=True)
+        self.refused('site', 'history-preserving', 'keep-history true', options={'keep_history': False})
+
+    def test_history_preserving_where_none_is_kept(self):
+        self.create(keep_history=False)
+        self.refused('site', 'history-free', 'keep-history false', options={'keep_history': True})
+
+    def test_newer_than_the_code(self):
+        self.create()
+        self.run_sql("UPDATE relstore_meta SET value = '99' WHERE name = 'schema'")
+        self.refused('site', 'version 99', 'version 1', 'newer relstore')
+
+    def test_nothing_there_and_nothing_may_be_created(self):
+        self.refused('site', 'create-schema', options={'create_schema': False})
+        self.refused('site', 'read-only', 'create-schema', options={'read_only': True})
+
+    def test_a_table_is_missing(self):
+        self.create()
+        self.run_sql('DROP TABLE pack_object')
+        self.refused('site', 'pack_object', 'create-schema', options={'create_schema': False})
+
+    def test_somebody_elses_table(self):
+        """What is there is not ours, so it is neither used nor completed."""
+        self.run_sql('CREATE TABLE object_state (amount INTEGER)')
+        self.refused('site')
+
+    def test_a_table_without_transactions(self):
+        self.create()
+        self.run_sql('ALTER TABLE object_ref ENGINE = MyISAM')
+        self.refused('object_ref', 'MyISAM', 'InnoDB')
+
+    def test_default_engine_without_transactions(self):
+        self.set_globally('default_storage_engine', 'MyISAM')
+        self.create()
+        self.assertEqual({engine for _, engine in self.relations()} - {None, 'MEMORY'}, {'InnoDB'})
+
+
+class MySQLSettings(MySQLRefusals):
+
+    def test_server_is_too_old(self):
+        with (mock.patch('relstore.adapters.mysql.OLDEST_MYSQL', (99, 0)),
+              mock.patch('relstore.adapters.mysql.OLDEST_MARIADB', (99, 0))):
+            self.refused('99', 'or newer')
+
+    def test_packets_are_too_small(self):
+        self.set_globally('max_allowed_packet', 512 * 1024)
+        self.refused('max_allowed_packet', '524,288')
+
+    def test_server_is_read_only(self):
+        self.create()
+        self.set_globally('read_only', 1)
+        self.refused('read-only true')
+        storage = relstore.RelStore(relstore.MySQL(**self.where, driver=self.drivers[0]), read_only=True)
+        storage.close()
+
+    def test_binary_log_of_statements(self):
+        if not self.server.is_mariadb:
+            self.skipTest('MySQL does without it, sooner or later')
+        server = MariaDBServer({'log_bin': 'binary', 'server_id': 1, 'binlog_format': 'STATEMENT'})
+        self.addCleanup(server.stop)
+        server.start()
+        self.refused('binlog_format', 'STATEMENT', 'ROW', where=server.create_database('site'))
+
+
+class MySQLDriver(Refusals):
+
+    def test_unknown_driver(self):
+        self.check(self.refusal(lambda: relstore.MySQL('site', driver='mysqldb9000')),
+                   "'mysqldb9000'", 'choose', 'mysqlclient', 'pymysql')
+
+    def test_driver_is_not_installed(self):
+        for driver, module in ('mysqlclient', 'MySQLdb'), ('pymysql', 'pymysql'):
+            extra = 'relstore[mysql]' if driver == 'mysqlclient' else 'relstore[pymysql]'
+            ways = {
+                'Python': lambda driver=driver: relstore.RelStore(relstore.MySQL('x', driver=driver)),
+                'zope.conf': lambda driver=driver: from_conf('<mysql>', 'db x', f'driver {driver}', '</mysql>')}
+            for way, open_storage in ways.items():
+                with self.subTest(driver, way=way), mock.patch.dict(sys.modules, {module: None}):
+                    message = self.refusal(open_storage)
+                    self.check(message, driver, 'install', extra)
+                    self.assertNotIn('server', message)
+
+
+for suite in MySQLAddress, MySQLRights, MySQLTables, MySQLSettings:
+    for layer in OwnMariaDBLayer, OwnMySQLLayer:
+        name = f'{suite.__name__}On{layer.__name__[3:-5]}'
+        globals()[name] = type(name, (suite,), {'layer': layer, '__module__': __name__})
+del suite, layer, MySQLAddress, MySQLRights, MySQLTables, MySQLSettings
+
+
 # SQLite
 
 
@@ -533,4 +775,4 @@ class CommandLine(unittest.TestCase):
                 self.assertIn('relstore', done.stderr)
 
 
-del Refusals, PostgreSQLRefusals, SQLiteRefusals
+del Refusals, PostgreSQLRefusals, MySQLRefusals, SQLiteRefusals

@@ -3,10 +3,11 @@ import multiprocessing
 import os
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 from unittest import TestCase
 
 from transaction import TransactionManager
@@ -18,6 +19,8 @@ from ZODB.utils import z64
 
 import relstore
 from relstore.tests.backends import (
+    MYSQL,
+    MySQLBackend,
     Psycopg2HistoryFree,
     Psycopg2HistoryPreserving,
     Psycopg3HistoryFree,
@@ -37,12 +40,12 @@ PATIENCE = 60   # seconds, for what takes one
 class Place:
     """Where a database is, for another process to open it."""
 
-    driver: str | None      # None: SQLite
-    where: str              # DSN, or directory
+    adapter: str            # the name of its class
+    arguments: Mapping[str, Any]
     keep_history: bool
 
     def open(self) -> relstore.RelStore:
-        adapter = relstore.PostgreSQL(self.where, driver=self.driver) if self.driver else relstore.SQLite(self.where)
+        adapter = getattr(relstore, self.adapter)(**self.arguments)
         return relstore.RelStore(adapter, keep_history=self.keep_history, commit_lock_timeout=PATIENCE)
 
 
@@ -51,9 +54,12 @@ class Suite(TestCase):
     def setUp(self):
         super().setUp()
         if isinstance(self, SQLiteBackend):
-            self.place = Place(None, str(self.adapter().data_dir), self.keep_history)
+            adapter, arguments = 'SQLite', {'data_dir': str(self.adapter().data_dir)}
+        elif isinstance(self, MySQLBackend):
+            adapter, arguments = 'MySQL', self.arguments() | {'driver': self.driver}
         else:
-            self.place = Place(self.driver, self.dsn(), self.keep_history)
+            adapter, arguments = 'PostgreSQL', {'dsn': self.dsn(), 'driver': self.driver}
+        self.place = Place(adapter, arguments, self.keep_history)
         self.storage = self.place.open()
         self.addCleanup(self.storage.close)
 
@@ -359,7 +365,8 @@ class Fork(Suite):
 
     def _backend(self, storage) -> int:
         with storage._pool.session() as session:
-            return session._connection.info.backend_pid
+            connection = session._connection
+            return connection.thread_id() if isinstance(self, MySQLBackend) else connection.info.backend_pid
 
     def test_it_makes_its_own(self):
         parents = self._backend(self.storage)
@@ -418,5 +425,5 @@ class Fork(Suite):
 
 
 cases(globals(), Counter, Oids, Order, OneCache, TwoProcesses)
-cases(globals(), CounterOfProcesses, Fork, backends=POSTGRESQL)
+cases(globals(), CounterOfProcesses, Fork, backends=POSTGRESQL + MYSQL)
 del Suite, CounterSuite, Counter, CounterOfProcesses, Oids, Order, OneCache, TwoProcesses, Fork

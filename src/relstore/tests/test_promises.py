@@ -31,6 +31,7 @@ from relstore.session import Session
 from relstore.tests import test_adoption as adoption
 from relstore.tests import test_protocol as protocol
 from relstore.tests.backends import (
+    MYSQL,
     Psycopg2HistoryFree,
     Psycopg2HistoryPreserving,
     SQLiteHistoryFree,
@@ -38,12 +39,13 @@ from relstore.tests.backends import (
     cases,
 )
 from relstore.tests.servers import require_postgresql
-from relstore.tests.test_faults import Faults, Watch, commit, exists, state, value_of
+from relstore.tests.test_faults import Faults, commit, exists, state, value_of
+from relstore.tests.watch import Watch
 
 POSTGRESQL = Psycopg2HistoryPreserving, Psycopg2HistoryFree
 SQLITE = SQLiteHistoryPreserving, SQLiteHistoryFree
-HISTORY_PRESERVING = SQLiteHistoryPreserving, Psycopg2HistoryPreserving
-HISTORY_FREE = SQLiteHistoryFree, Psycopg2HistoryFree
+HISTORY_PRESERVING = SQLiteHistoryPreserving, Psycopg2HistoryPreserving, *MYSQL[::2]
+HISTORY_FREE = SQLiteHistoryFree, Psycopg2HistoryFree, *MYSQL[1::2]
 
 MINUTE = 1 << 32        # of a tid
 
@@ -447,14 +449,17 @@ class Oids(Suite):
                 each.result(60)
         self.assertEqual(len(given), len(set(given)))
 
-    def test_the_sequence_never_goes_back(self):
+
+class Sequence(Suite):
+
+    def test_it_never_goes_back(self):
         """Whoever moves it looks where it is when it is his turn."""
         watch, blocker = (self.enter(closing(Watch(self.dsn()))) for _ in range(2))
         blocker.rows('SELECT pg_advisory_lock(-5)')
         with ThreadPoolExecutor(1) as threads:
             work = threads.submit(self.storage._pool.attempt,
                                   lambda session: self.storage._adapter.reserve_oids(session, 16 * 200_000))
-            watch.until(protocol.SOMEBODY_WAITS)
+            watch.until_somebody_waits()
             watch.rows("SELECT setval('zoid_seq', 300000)")
             blocker.rows('SELECT pg_advisory_unlock(-5)')
             work.result(30)
@@ -508,10 +513,11 @@ def records(storage) -> list[tuple]:
             return found
 
 
-cases(globals(), Emptied, Interrupted, Refused, AfterCommit, backends=SQLITE + POSTGRESQL)
+cases(globals(), Emptied, Interrupted, Refused, AfterCommit, backends=SQLITE + POSTGRESQL + MYSQL)
 cases(globals(), CopyOfPacked, FailedUndo, Forked, backends=HISTORY_PRESERVING)
 cases(globals(), InterruptedSnapshot, SmallPool, backends=HISTORY_FREE)
-cases(globals(), Ticket, Locks, Staged, Oids, backends=POSTGRESQL)
+cases(globals(), Ticket, Locks, Staged, Sequence, backends=POSTGRESQL)
+cases(globals(), Oids, backends=POSTGRESQL + MYSQL)
 cases(globals(), FullDisk, backends=SQLITE)
 del CopyOfPacked, Emptied, FullDisk, Interrupted, InterruptedSnapshot, Ticket, Locks, FailedUndo, Refused, Staged
-del AfterCommit, SmallPool, Oids, Forked
+del AfterCommit, SmallPool, Oids, Sequence, Forked

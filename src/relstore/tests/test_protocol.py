@@ -2,6 +2,7 @@
 a round trip costs.
 """
 import hashlib
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +14,6 @@ from unittest.mock import patch
 import psycopg2
 from persistent.mapping import PersistentMapping
 from persistent.TimeStamp import TimeStamp
-from psycopg2.extensions import make_dsn
 from transaction import TransactionManager
 from transaction.interfaces import TransientError
 from ZODB import DB
@@ -23,17 +23,18 @@ from ZODB.tests.ConflictResolution import PCounter
 from ZODB.utils import p64, u64, z64
 
 import relstore
-from relstore.adapters import postgresql
 from relstore.references import references
 from relstore.tests.backends import (
     HISTORY_PRESERVING,
+    MYSQL,
+    PYMYSQL_ON_MYSQL,
+    MySQLBackend,
     Psycopg2HistoryFree,
     Psycopg2HistoryPreserving,
     Psycopg3HistoryFree,
     Psycopg3HistoryPreserving,
     cases,
 )
-from relstore.tests.proxy import CuttingProxy
 from relstore.tests.servers import (
     PostgreSQLServer,
     kill_and_wait,
@@ -41,15 +42,14 @@ from relstore.tests.servers import (
     postgresql_programs,
     require_postgresql,
 )
-from relstore.tests.test_faults import Watch, commit, counter, exists, join_all_but, state, value_of
+from relstore.tests.test_faults import commit, counter, exists, join_all_but, state, value_of
+from relstore.tests.watch import AnyWatch, Watch
 
 POSTGRESQL = Psycopg2HistoryPreserving, Psycopg2HistoryFree, Psycopg3HistoryPreserving, Psycopg3HistoryFree
 POSTGRESQL_HP, POSTGRESQL_HF = POSTGRESQL[::2], POSTGRESQL[1::2]
 
 COMMIT_LOCK = -1
 NOUGHT = state(0)
-SOMEBODY_WAITS = ("EXISTS (SELECT FROM pg_locks JOIN pg_database d ON d.oid = database "
-                  "WHERE NOT granted AND locktype = 'advisory' AND datname = current_database())")
 LOCKS = ("SELECT (classid::bigint << 32) | objid::bigint, mode, granted FROM pg_locks "
          "JOIN pg_database d ON d.oid = database WHERE locktype = 'advisory' AND datname = current_database()")
 
@@ -99,26 +99,27 @@ class Suite(TestCase):
             raise
 
 
-class PostgreSQLSuite(Suite):
+class ServerSuite(Suite):
 
     def setUp(self):
         super().setUp()
-        self.watch = self.enter(closing(Watch(self.dsn())))
+        self.watch = self.watching()
+
+    def watching(self) -> AnyWatch:
+        """Return a new watch, which is closed after the test."""
+        return self.enter(closing(self.new_watch()))
 
     def behind_proxy(self, **options):
         """Return a storage and the proxy through which it talks to its server."""
         self.addCleanup(join_all_but, threading.enumerate())
-        proxy = CuttingProxy(self.layer.server.address)
-        proxy.start()
-        self.addCleanup(proxy.stop)
-        dsn = make_dsn(self.dsn(), host='127.0.0.1', port=proxy.port, sslmode='disable', gssencmode='disable')
-        storage = relstore.RelStore(relstore.PostgreSQL(dsn, driver=self.driver), keep_history=self.keep_history,
+        proxy = self.enter(self.new_proxy())
+        storage = relstore.RelStore(self.adapter_through(proxy), keep_history=self.keep_history,
                                     commit_lock_timeout=20, **options)
         self.addCleanup(storage.close)
         return storage, proxy
 
 
-class Locks(PostgreSQLSuite):
+class Locks(ServerSuite):
 
     def test_vote_reads_after_it_has_waited(self):
         [oid] = self.objects(record=counter(0))
@@ -126,28 +127,12 @@ class Locks(PostgreSQLSuite):
         base = self.view.load(oid)[1]
         first, _ = self.voted(self.other, (oid, base, counter(1)))
         second = self.started(self.voted, self.view, (oid, base, counter(10)))
-        self.watch.until(SOMEBODY_WAITS)
+        self.watch.until_somebody_waits()
         tid = self.other.tpc_finish(first)
         txn, resolved = second.result(30)
         self.assertEqual(resolved, [oid])
         self.assertGreater(self.view.tpc_finish(txn), tid)
         self.assertEqual(value_of(self.other.load(oid)[0]), 11)
-
-    def test_in_one_snapshot_it_would_read_what_was_before(self):
-        """Why vote says READ COMMITTED."""
-        [oid] = self.objects(record=counter(0))
-        self.view.poll_invalidations()
-        base = self.view.load(oid)[1]
-        text = self.storage._adapter.sql.vote
-        self.assertIn('READ COMMITTED', text)
-        self.storage._adapter.sql.vote = text.replace('READ COMMITTED', 'REPEATABLE READ')
-        first, _ = self.voted(self.other, (oid, base, counter(1)))
-        second = self.started(self.voted, self.view, (oid, base, counter(10)))
-        self.watch.until(SOMEBODY_WAITS)
-        self.other.tpc_finish(first)
-        txn, resolved = second.result(30)
-        self.view.tpc_abort(txn)
-        self.assertEqual(resolved, [], 'the first commit went unseen')
 
     def test_a_lock_is_waited_for_as_long_as_the_option_says(self):
         [oid] = self.objects()
@@ -185,10 +170,30 @@ class Locks(PostgreSQLSuite):
         tid = self.other.getTid(read)
         one, _ = self.voted(self.other, (mine, tid, state(1)), read=[(read, tid)])
         two = self.started(self.voted, self.view, (read, tid, state(2)))
-        self.watch.until(SOMEBODY_WAITS)
+        self.watch.until_somebody_waits()
         earlier = self.other.tpc_finish(one)
         txn, _ = two.result(30)
         self.assertGreater(self.view.tpc_finish(txn), earlier)
+
+
+class AdvisoryLocks(ServerSuite):
+    """Those of PostgreSQL."""
+
+    def test_in_one_snapshot_it_would_read_what_was_before(self):
+        """Why vote says READ COMMITTED."""
+        [oid] = self.objects(record=counter(0))
+        self.view.poll_invalidations()
+        base = self.view.load(oid)[1]
+        text = self.storage._adapter.sql.vote
+        self.assertIn('READ COMMITTED', text)
+        self.storage._adapter.sql.vote = text.replace('READ COMMITTED', 'REPEATABLE READ')
+        first, _ = self.voted(self.other, (oid, base, counter(1)))
+        second = self.started(self.voted, self.view, (oid, base, counter(10)))
+        self.watch.until_somebody_waits()
+        self.other.tpc_finish(first)
+        txn, resolved = second.result(30)
+        self.view.tpc_abort(txn)
+        self.assertEqual(resolved, [], 'the first commit went unseen')
 
     def test_new_objects_need_no_locks(self):
         one, _ = self.voted(self.other, *((self.other.new_oid(), z64, state(1)) for _ in range(20)))
@@ -203,7 +208,7 @@ class Locks(PostgreSQLSuite):
         one, _ = self.voted(self.other, (oid, z64, state(1)))
         self.assertIn((1_000_000, 'ExclusiveLock', True), self.watch.rows(LOCKS))
         two = self.started(self.voted, self.view, (oid, z64, state(2)))
-        self.watch.until(SOMEBODY_WAITS)
+        self.watch.until_somebody_waits()
         self.other.tpc_finish(one)
         with self.assertRaises(ConflictError):
             two.result(30)
@@ -212,10 +217,10 @@ class Locks(PostgreSQLSuite):
     def test_locks_are_taken_in_the_order_of_oids(self):
         low, middle, high = sorted(self.objects(3))
         base = self.other.getTid(low)
-        third = self.enter(closing(Watch(self.dsn())))
+        third = self.watching()
         third.rows('SELECT pg_advisory_lock(%s)', u64(middle))
         work = self.started(self.voted, self.view, *((oid, base, state(1)) for oid in (high, low, middle)))
-        self.watch.until(SOMEBODY_WAITS)
+        self.watch.until_somebody_waits()
         locks = {key: granted for key, _, granted in sorted(self.watch.rows(LOCKS), key=lambda row: -row[2])}
         self.assertTrue(locks[u64(low)])
         self.assertNotIn(u64(high), locks)
@@ -232,7 +237,7 @@ class Locks(PostgreSQLSuite):
         [oid] = self.objects()
         here, _ = self.voted(self.other, (oid, self.other.getTid(oid), state(1)))
         there, _ = self.voted(away, (oid, z64, state(2)))
-        third = self.enter(closing(Watch(self.dsn())))
+        third = self.watching()
         third.rows('SELECT pg_advisory_lock(%s)', COMMIT_LOCK)      # of the schema public
         away.tpc_finish(there)
         third.rows('SELECT pg_advisory_unlock(%s)', COMMIT_LOCK)
@@ -242,55 +247,49 @@ class Locks(PostgreSQLSuite):
         self.watch.rows('DROP SCHEMA elsewhere CASCADE')
 
 
-class Outcome(PostgreSQLSuite):
+class Outcome(ServerSuite):
     """The connection is lost in finish while the backend, an orphan now, waits for the commit lock."""
 
     def setUp(self):
         super().setUp()
         self.mine, self.proxy = self.behind_proxy()
-        self.third = self.enter(closing(Watch(self.dsn())))
+        self.third = self.watching()
         self.oids = self.objects(2)
         self.base = self.other.getTid(self.oids[0])
 
     def _orphaned(self, held_back=False) -> Future:
         txn, _ = self.voted(self.mine, *((oid, self.base, state(1)) for oid in self.oids))
-        self.third.rows('SELECT pg_advisory_lock(%s)', COMMIT_LOCK)
+        self.third.take_commit_lock()
         finish = self.started(self.mine.tpc_finish, txn)
-        self.watch.until(SOMEBODY_WAITS)
+        self.watch.until_somebody_waits()
         if held_back:
             self.proxy.pause()      # for the connection that will ask
-        self.sent = self.proxy.sent
+        self.arrived = self.proxy.sent + self.proxy.received
         self.proxy.cut()
         return finish
 
-    def _release(self):
-        self.third.rows('SELECT pg_advisory_unlock(%s)', COMMIT_LOCK)
-
-    def _until_asked(self):
-        self.watch.until("EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() "
-                         "AND query LIKE '%%pg_xact_status(%%' AND pid <> pg_backend_pid())")
-
     def test_the_orphan_commits_after_we_asked(self):
         finish = self._orphaned()
-        self._until_asked()
-        self._release()
+        self.watch.until_outcome_is_asked()
+        self.third.release_commit_lock()
         tid = finish.result(30)
         self.assertEqual([self.other.getTid(oid) for oid in self.oids], [tid, tid])
         commit(self.mine, (self.oids[0], tid, state(2)))
 
     def test_the_orphan_waits_too_long_and_is_ended(self):
-        self.enter(patch.object(postgresql, 'ORPHAN_PATIENCE', 0.05))
+        adapter = sys.modules[type(self.storage._adapter).__module__]
+        self.enter(patch.object(adapter, 'ORPHAN_PATIENCE', 1 if isinstance(self, MySQLBackend) else 0.05))
         finish = self._orphaned()
         with self.assertRaises(TransientError):
             finish.result(30)
-        self._release()
+        self.third.release_commit_lock()
         self.watch.until_nothing_is_open()
         self.assertEqual([self.other.getTid(oid) for oid in self.oids], [self.base] * 2)
         commit(self.mine, (self.oids[0], self.base, state(2)))
 
     def test_others_overwrite_it_before_we_ask(self):
         finish = self._orphaned(held_back=True)
-        self._release()
+        self.third.release_commit_lock()
         self.watch.until('(SELECT max(tid) FROM object_state) > %s', u64(self.base))
         mine = self.other.getTid(self.oids[0])
         theirs = commit(self.other, *((oid, mine, state(2)) for oid in self.oids))
@@ -307,17 +306,18 @@ class Outcome(PostgreSQLSuite):
     def test_no_server_can_be_asked(self):
         self.enter(patch('relstore.commit.OUTCOME_PATIENCE', 0.2))
         finish = self._orphaned(held_back=True)
-        self.proxy.wait_until(lambda: self.proxy.sent > self.sent)  # it asks
+        # It asks: whichever of client and server speaks first in a new connection.
+        self.proxy.wait_until(lambda: self.proxy.sent + self.proxy.received > self.arrived)
         self.proxy.stop()
         with self.assertRaises(relstore.errors.OutcomeUnknown):
             finish.result(60)
-        self._release()
+        self.third.release_commit_lock()
         self.proxy.start()
         self.watch.until_nothing_is_open()
         self.assertEqual(self.mine._pool.lent, 0)
 
 
-class Views(PostgreSQLSuite):
+class Views(ServerSuite):
 
     def setUp(self):
         super().setUp()
@@ -357,9 +357,7 @@ class Views(PostgreSQLSuite):
 
     def _nothing_is_open_after(self, end):
         self.cold.load(self.oids[0])
-        open_now = self.watch.one("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
-                                  "AND state = 'idle in transaction'")
-        self.assertEqual(open_now, 0 if self.keep_history else 1)
+        self.assertEqual(self.watch.open_transactions(), 0 if self.keep_history else 1)
         end()
         self.watch.until_nothing_is_open()
         self.assertEqual(self.cold._pool.lent, 0)
@@ -435,7 +433,7 @@ class Zap(Suite):
         view.tpc_finish(txn)
 
 
-class RoundTrips(PostgreSQLSuite):
+class RoundTrips(ServerSuite):
     """Counted between transaction managers in explicit mode and the server."""
 
     def setUp(self):
@@ -539,11 +537,10 @@ class RoundTrips(PostgreSQLSuite):
         self.assertLess(self.proxy.round_trips, 15, 'who needs many gets many at once')
 
 
-class Tids(PostgreSQLSuite):
+class Tids(ServerSuite):
 
     def _is_now(self, tid):
-        now = self.watch.one('SELECT extract(epoch FROM clock_timestamp())::double precision')
-        self.assertAlmostEqual(TimeStamp(tid).timeTime(), now, delta=5)
+        self.assertAlmostEqual(TimeStamp(tid).timeTime(), self.watch.now(), delta=5)
 
     def test_the_clock_of_a_client_does_not_matter(self):
         for wrong in (1_000_000_000.0, 4_000_000_000.0):
@@ -557,8 +554,20 @@ class Tids(PostgreSQLSuite):
             date, hour = text.split()
             hours, minutes, seconds = hour.split(':')
             wanted = TimeStamp(*map(int, date.split('-')), int(hours), int(minutes), float(seconds)).raw()
-            made = self.watch.one('SELECT relstore_tid_1(%s::timestamp)', text)
-            self.assertAlmostEqual(made, u64(wanted), delta=8)     # in 14 ns
+            self.assertAlmostEqual(self._made_at(text), u64(wanted), delta=8)     # in 14 ns
+
+    def _made_at(self, text) -> int:
+        """Return the tid of a commit when the server's clock says so."""
+        if not isinstance(self, MySQLBackend):
+            return self.watch.one('SELECT relstore_tid_1(%s::timestamp)', text)
+        sql, clock = self.storage._adapter.sql, 'UTC_TIMESTAMP(6)'
+        before = sql.begin_finish
+        self.assertIn(clock, before)
+        sql.begin_finish = before.replace(clock, f"CAST('{text}' AS DATETIME(6))")
+        try:
+            return u64(commit(self.view, (self.view.new_oid(), z64, state(1))))
+        finally:
+            sql.begin_finish = before
 
     def test_they_rise_when_the_last_one_lies_in_the_future(self):
         ahead = TimeStamp(2099, 1, 1, 0, 0, 0).raw()
@@ -929,8 +938,10 @@ class Crash(TestCase):
         self._on_each(work, drivers=('psycopg2',))
 
 
-cases(globals(), Locks, Outcome, Views, RoundTrips, Tids, backends=POSTGRESQL)
+cases(globals(), Locks, Outcome, Views, RoundTrips, Tids, backends=POSTGRESQL + MYSQL)
+cases(globals(), RoundTrips, backends=PYMYSQL_ON_MYSQL)
+cases(globals(), AdvisoryLocks, backends=POSTGRESQL)
 cases(globals(), Zap, Pieces, Deletions, Rows)
 cases(globals(), RowsOfUndo, backends=HISTORY_PRESERVING)
-del Suite, PostgreSQLSuite, Locks, Outcome, Views, Zap, RoundTrips, Tids, Pieces, Deletions
+del Suite, ServerSuite, Locks, AdvisoryLocks, Outcome, Views, Zap, RoundTrips, Tids, Pieces, Deletions
 del RowsSuite, Rows, RowsOfUndo

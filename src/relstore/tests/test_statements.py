@@ -1,4 +1,6 @@
 """The SQL: every statement is one that its database understands, and none reads more when the database grows."""
+import itertools
+import json
 import re
 import sqlite3
 import unittest
@@ -11,6 +13,7 @@ from ZODB.utils import u64
 import relstore
 from relstore.adapters.base import MAX_TID
 from relstore.tests.backends import (
+    MYSQL,
     Psycopg2HistoryFree,
     Psycopg2HistoryPreserving,
     SQLiteHistoryFree,
@@ -33,6 +36,14 @@ NOT_MEASURED = {
     'delete_transactions': 'removes everything',
     'relations': 'the catalogue, which does not grow',
     'execute_load_at': 'what `prepare` prepared, which is load_at',
+}
+
+#: Statements that MySQL and MariaDB are not asked to run here: name -> why.
+NOT_RUN_ON_MYSQL = {
+    'kill': 'ends a connection',
+    'relations': 'the catalogue, which does not grow',
+    'columns': 'the catalogue, which does not grow',
+    'engines': 'the catalogue, which does not grow',
 }
 
 # A site: objects 1 to n came with an import, all in one transaction. Those with even oids were changed twice since,
@@ -105,6 +116,29 @@ PARAMETERS = {
     'raise_relstorage_oid': lambda s: (1,),
 }
 
+# Those of MySQL and MariaDB, for all statements of a text in turn; a list after IN is a tuple. The others are as above.
+PARAMETERS_OF_MYSQL = {
+    'load_many': lambda s: (json.dumps(s.oids), s.last, 1000, s.oid),
+    'load_older': lambda s: (s.oid, s.last, 1000, s.oid),
+    'forget_commits': lambda s: ((1, 2),),
+    'begin_vote': lambda s: (10, 10, 1, 2),
+    'lock_created': lambda s: (s.oid, json.dumps(s.oids)),
+    'lock_current': lambda s: (s.oids,),
+    'lock_read': lambda s: (s.oids, s.oids),
+    'current_states': lambda s: (s.oids,),
+    'stage': lambda s: (s.oid, s.tid, '0' * 32, 3, b'abc', b'', None),
+    'begin_finish': lambda s: (10, 10, s.last + 10),
+    'insert_transaction': lambda s: (False, b'', b'', b''),
+    'insert_states': lambda s: (
+        (s.oid, s.tid, '0' * 32, 3, b'abc', b'', None) if s.keep_history else (s.oid, 3, b'abc', b'')),
+    'point_current': lambda s: (s.oid,),
+    'end_finish': lambda s: (1,),
+    'outcome': lambda s: (10, 1, 2, 1),
+    'new_oids': lambda s: (3,),
+    'reserve_oids': lambda s: (10, 10),
+    'reserve_oids_at_once': lambda s: (10,),
+}
+
 
 def site(objects, keep_history, as_list):
     """What is in a filled database, for parameters: an object in the middle that was changed, and others after it."""
@@ -149,6 +183,9 @@ class Suite(unittest.TestCase):
     def fill(self, objects):
         raise NotImplementedError
 
+    def analyze(self):
+        self.ask('ANALYZE')
+
     def measure(self):
         """Return how much each statement reads: name -> a number. Fails where one reads a whole table."""
         raise NotImplementedError
@@ -164,10 +201,10 @@ class Suite(unittest.TestCase):
     def test_pages_of_a_large_transaction(self):
         """A transaction may be as large as the site, and each of its records is read once, not once for each page."""
         self.fill(10_000)
-        self.ask('ANALYZE')
+        self.analyze()
         small = self.cost(*self.page_of_import())
         self.fill(40_000)
-        self.ask('ANALYZE')
+        self.analyze()
         large = self.cost(*self.page_of_import())
         self.assertLessEqual(large, 1.3 * small + self.slack)
 
@@ -229,18 +266,18 @@ class OnPostgreSQL(Suite):
         self.fill(20_000)
         with self.subTest('without statistics'):
             self.measure()
-        self.ask('ANALYZE')
+        self.analyze()
         small = self.measure()
         self.fill(40_000)
         with self.subTest('with statistics that are old'):
             self.measure()
-        self.ask('ANALYZE')
+        self.analyze()
         self.bounded(small, self.measure())
 
     def test_site_that_grew_since_its_statistics(self):
         """As after an import into a new database: the last statistics say that there is next to nothing."""
         self.fill(100)
-        self.ask('ANALYZE')
+        self.analyze()
         self.fill(20_000)
         self.measure()
 
@@ -366,7 +403,7 @@ class OnSQLite(Suite):
         self.fill(40_000)
         large = self.measure()
         self.bounded(small, large)
-        self.ask('ANALYZE')
+        self.analyze()
         self.bounded(small, self.measure())
 
     def fill(self, objects):
@@ -404,6 +441,112 @@ class OnSQLite(Suite):
         return instructions
 
 
+class OnMySQL(Suite):
+    placeholder = '%s'
+    slack = 40      # rows and index entries
+
+    def setUp(self):
+        super().setUp()
+        name = f'statements_{self._testMethodName[-12:]}'
+        storage = self.open_storage(name)
+        self.addCleanup(storage.close)
+        self.sql = storage._adapter.sql
+        self.connection = self.layer.server.connect(self._database(name))
+        self.addCleanup(self.connection.close)
+        self.site = site(1000, self.keep_history, tuple)
+        self.ask("SET sql_mode = 'STRICT_ALL_TABLES,ANSI_QUOTES', foreign_key_checks = 0")
+        for statement in parts(self.sql.begin_stage):
+            self.ask(statement)
+
+    def ask(self, sql, parameters=None):
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql, parameters)
+            return cursor.fetchall()
+
+    def analyze(self):
+        self.ask(f'ANALYZE TABLE {", ".join(self._tables())}')
+
+    def _tables(self):
+        return ['"transaction"', 'object_state', 'current_object'] if self.keep_history else ['object_state']
+
+    def statements(self):
+        for name, text in self.sql:
+            parameters = ()
+            if '?' in text and name not in NOT_RUN_ON_MYSQL:
+                how = PARAMETERS_OF_MYSQL.get(name) or PARAMETERS.get(name)
+                self.assertIsNotNone(how, f'how is {name} called?')
+                parameters = how(self.site)
+                self.assertEqual(len(parameters), text.count('?'), text)
+            for statement in parts(text):
+                count = statement.count('?')
+                yield name, statement, parameters[:count]
+                parameters = parameters[count:]
+
+    def test_every_statement_is_understood(self):
+        self.ask('SET @relstore_tid = %s, @relstore_first = 1', (self.site.last + 10,))
+        for name, statements in itertools.groupby(self.statements(), key=lambda found: found[0]):
+            if name not in NOT_RUN_ON_MYSQL:
+                with self.subTest(name):
+                    self.ask('SET autocommit = 0')      # some statements are for the middle of a transaction
+                    for _, statement, parameters in statements:
+                        self.ask(statement.replace('%', '%%').replace('?', '%s'), parameters)
+            self.ask('ROLLBACK')
+
+    def test_work_does_not_grow_with_the_site(self):
+        self.fill(20_000)
+        with self.subTest('without statistics'):
+            first = self.measure()
+        self.analyze()
+        small = self.measure()
+        self.bounded(first, small)
+        self.fill(40_000)
+        self.analyze()
+        self.bounded(small, self.measure())
+
+    def test_measurement_notices_a_scan(self):
+        costs = []
+        for objects in (1000, 2000):
+            self.fill(objects)
+            costs.append(self.cost('SELECT sum(state_size) FROM object_state', ()))
+        self.assertGreater(costs[1], 1.9 * costs[0])
+
+    def fill(self, objects):
+        self.ask('CREATE TABLE IF NOT EXISTS numbers_there (n BIGINT PRIMARY KEY)')
+        self.ask('INSERT IGNORE INTO numbers_there VALUES (0)')
+        [[have]] = self.ask('SELECT count(*) FROM numbers_there')
+        while have <= objects:
+            self.ask('INSERT INTO numbers_there SELECT n + %s FROM numbers_there', (have,))
+            have *= 2
+        for table in reversed(self._tables()):
+            self.ask(f'TRUNCATE {table}')
+        text = FILL_PRESERVING if self.keep_history else FILL_FREE
+        text = text.replace(':objects', str(objects)).replace(' / ', ' DIV ').replace('AS bytea', 'AS BINARY')
+        for statement in parts(text.replace(';\n', ';\n\n')):
+            numbers = r'(SELECT n FROM numbers_there WHERE n BETWEEN \1 AND \2) r'
+            self.ask(re.sub(r'numbers\((.*), (.*?)\)', numbers, statement.rstrip().rstrip(';')))
+        self.site = site(objects, self.keep_history, tuple)
+
+    def measure(self):
+        work = {}
+        for n, (name, statement, parameters) in enumerate(self.statements()):
+            if explains(statement) and name not in SCANS.keys() | NOT_MEASURED.keys() | NOT_RUN_ON_MYSQL.keys():
+                with self.subTest(name):
+                    work[name, n] = self.cost(statement, parameters)
+        return work
+
+    def cost(self, statement, parameters):
+        """Run a statement and roll back; return how many rows and index entries it read."""
+        self.ask('SET @relstore_tid = %s, @relstore_first = 1', (self.site.last + 10,))
+        self.ask('FLUSH STATUS')    # of this session
+        self.ask('START TRANSACTION')
+        try:
+            self.ask(statement.replace('%', '%%').replace('?', '%s'), parameters)
+            return sum(int(value) for _, value in self.ask("SHOW SESSION STATUS LIKE 'Handler_read%'"))
+        finally:
+            self.ask('ROLLBACK')
+
+
+cases(globals(), OnMySQL, backends=MYSQL[:2] + MYSQL[4:])
 cases(globals(), OnPostgreSQL, backends=(Psycopg2HistoryPreserving, Psycopg2HistoryFree))
 cases(globals(), OnSQLite, backends=(SQLiteHistoryPreserving, SQLiteHistoryFree))
-del Suite, OnPostgreSQL, OnSQLite
+del Suite, OnPostgreSQL, OnSQLite, OnMySQL

@@ -1,0 +1,49 @@
+"""Real servers for the tests, started in a temporary directory and stopped by their own process id.
+
+A test of a class with `layer = PostgreSQLLayer` calls `self.layer.require(self)` in its setUp, then
+`self.layer.server.create_database(name)`; MariaDBLayer and MySQLLayer likewise. A test that kills or configures its
+server starts its own `PostgreSQLServer`, `MariaDBServer` or `MySQLServer` instead, after `require_postgresql(self)`
+and so on.
+
+RELSTORE_TEST_POSTGRESQL, a DSN or URL, names a staging server to run the suite on, and RELSTORE_TEST_MYSQL, a URL, one
+that takes MariaDB's place. The user there must be allowed to create databases; those are dropped at the end, and
+nothing else is touched.
+"""
+
+from relstore.tests.servers.mysql import (
+    MariaDBLayer,
+    MariaDBServer,
+    MySQLDatabases,
+    MySQLLayer,
+    MySQLServer,
+    StagingMySQL,
+    mariadb_programs,
+    mysql_unavailable,
+    require_mariadb,
+    require_mysql,
+)
+from relstore.tests.servers.postgresql import (
+    PostgreSQLLayer,
+    PostgreSQLServer,
+    StagingPostgreSQL,
+    postgresql_programs,
+    require_postgresql,
+)
+from relstore.tests.servers.processes import (
+    children_of,
+    directory_open_to_all,
+    free_port,
+    kill_and_wait,
+    open_process,
+    unprivileged_user,
+    wait_for_exit,
+)
+from relstore.tests.servers.server import Server, SharedServer, cannot_run
+
+__all__ = [
+    'MariaDBLayer', 'MariaDBServer', 'MySQLDatabases', 'MySQLLayer', 'MySQLServer', 'PostgreSQLLayer',
+    'PostgreSQLServer', 'Server', 'SharedServer', 'StagingMySQL', 'StagingPostgreSQL', 'cannot_run', 'children_of',
+    'directory_open_to_all', 'free_port', 'kill_and_wait', 'mariadb_programs', 'mysql_unavailable', 'open_process',
+    'postgresql_programs', 'require_mariadb', 'require_mysql', 'require_postgresql', 'unprivileged_user',
+    'wait_for_exit',
+]  # fmt: skip

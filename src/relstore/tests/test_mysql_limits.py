@@ -1,0 +1,547 @@
+"""What a MySQL or MariaDB server allows: its packets, its patience, its settings. It is found out at open, kept to, and
+told in one sentence where it does not do.
+"""
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from unittest import TestCase
+from unittest.mock import patch
+
+import MySQLdb.connections
+from transaction.interfaces import TransientError
+from ZODB.Connection import TransactionMetaData
+from ZODB.POSException import ConflictError, ReadConflictError, StorageError
+from ZODB.utils import u64, z64
+
+import relstore
+from relstore.errors import ConfigurationError
+from relstore.tests.backends import (
+    MYSQL,
+    MySQLdbHistoryFree,
+    MySQLdbHistoryPreserving,
+    PyMySQLHistoryFree,
+    PyMySQLHistoryPreserving,
+    cases,
+)
+from relstore.tests.servers import (
+    MariaDBLayer,
+    MariaDBServer,
+    MySQLLayer,
+    MySQLServer,
+    SharedServer,
+    free_port,
+    mariadb_programs,
+    mysql_unavailable,
+    require_mariadb,
+    require_mysql,
+)
+from relstore.tests.test_bad_input import NOISE, environment, from_conf
+from relstore.tests.test_faults import commit, state, value_of
+from relstore.tests.watch import MySQLWatch
+
+PACKET = 1 << 20
+SETTINGS = {'max_allowed_packet': PACKET, 'log_bin': 'log', 'server_id': 7, 'binlog_format': 'ROW'}
+
+# Servers of our own, whose settings may be changed.
+SmallMariaDB = SharedServer('SmallMariaDB', __name__, lambda: MariaDBServer(SETTINGS) if mariadb_programs() else None,
+                            require_mariadb)
+SmallMySQL = SharedServer('SmallMySQL', __name__, lambda: None if mysql_unavailable() else MySQLServer(SETTINGS),
+                          require_mysql)
+BACKENDS = MySQLdbHistoryPreserving, MySQLdbHistoryFree, PyMySQLHistoryPreserving, PyMySQLHistoryFree
+SMALL = [type(f'{backend.__name__}On{layer.__name__}', (backend,), {'layer': layer})
+         for layer in (SmallMariaDB, SmallMySQL) for backend in BACKENDS]
+
+
+class Packets(TestCase):
+    """max_allowed_packet is 1 MB."""
+
+    def setUp(self):
+        super().setUp()
+        self.storage = self.open_storage()
+        self.addCleanup(self.storage.close)
+
+    def vote(self, *records, storage=None, **metadata):
+        """Store new objects and vote; return how to end it."""
+        if storage is None:
+            storage = self.storage
+        txn = TransactionMetaData(**metadata)
+        storage.tpc_begin(txn)
+        try:
+            oids = [storage.new_oid() for _ in records]
+            for oid, record in zip(oids, records, strict=True):
+                storage.store(oid, z64, record, '', txn)
+            storage.tpc_vote(txn)
+        except BaseException:
+            storage.tpc_abort(txn)
+            raise
+        return oids, txn
+
+    def test_a_large_object_is_refused_at_vote(self):
+        [small], txn = self.vote(state(1))
+        tid = self.storage.tpc_finish(txn)
+        large = self.storage.new_oid()
+        txn = TransactionMetaData()
+        self.storage.tpc_begin(txn)
+        self.storage.store(small, tid, state(2), '', txn)
+        self.storage.store(large, z64, state('x' * 5_000_000), '', txn)
+        with self.assertRaises(StorageError) as raised:
+            self.storage.tpc_vote(txn)
+        self.assertNotIsInstance(raised.exception, (ConflictError, TransientError))
+        for word in (hex(u64(large)), '5,000,', 'max_allowed_packet', f'{PACKET:,}'):
+            self.assertIn(word, str(raised.exception))
+        self.storage.tpc_abort(txn)
+        self.assertEqual(self.storage._pool.lent, 0)
+        self.assertEqual(self.storage.load(small), (state(1), tid))
+        self.assertEqual(len(self.storage), 1)
+        self.assertGreater(commit(self.storage, (small, tid, state(3))), tid)
+
+    def _fits(self, make, size, **metadata) -> bool:
+        try:
+            _, txn = self.vote(make(size), **metadata)
+        except StorageError:
+            return False
+        self.storage.tpc_abort(txn)
+        return True
+
+    def _largest(self, make, **metadata) -> int:
+        """Return the largest size that is not refused at vote."""
+        fits, refused = 1, PACKET
+        while refused - fits > 1:
+            middle = (fits + refused) // 2
+            if self._fits(make, middle, **metadata):
+                fits = middle
+            else:
+                refused = middle
+        return fits
+
+    def test_what_just_fits_is_stored(self):
+        """Whatever passes the vote is not refused later: alone, and beside others as large; and it is not much less
+        than the packet, where nothing in it has to be escaped.
+        """
+        kinds = {'plain': (lambda size: state(b'x' * size), {}),
+                 'escaped': (lambda size: state(b'\0\'"\\\n\r\x1a' * (size // 7)), {}),
+                 'described': (lambda size: state(b'x' * size), {'user': "'" * 60_000, 'description': '\\' * 60_000})}
+        for kind, (make, metadata) in kinds.items():
+            with self.subTest(kind):
+                size = self._largest(make, **metadata)
+                self.assertFalse(self._fits(make, size + 7, **metadata))
+                if kind == 'plain':
+                    self.assertGreater(size, (0.95 if self.driver == 'mysqlclient' else 0.47) * PACKET)
+                for records in ([make(size)], [make(size), state(1), make(size)]):
+                    oids, txn = self.vote(*records, **metadata)
+                    tid = self.storage.tpc_finish(txn)
+                    self.assertEqual([self.storage.load(oid) for oid in oids], [(record, tid) for record in records])
+
+    def test_many_of_any_size_fit(self):
+        """Pieces end where the next object would not fit."""
+        for size in (0, 1, 100, 3_000, 60_000):
+            count = min(3 * PACKET // (size + 200), 6000)
+            with self.subTest(size):
+                records = [state(b"'" * size + b'%d' % n) for n in range(count)]
+                oids, txn = self.vote(*records)
+                tid = self.storage.tpc_finish(txn)
+                self.assertEqual(self.storage.load(oids[-1]), (records[-1], tid))
+                self.assertEqual([self.storage.load(oid)[0] for oid in oids[::97]], records[::97])
+
+    def test_texts_that_are_too_long(self):
+        for name in ('user', 'description'):
+            with self.subTest(name), self.assertRaisesRegex(StorageError, f'{name}.* 70,000 bytes.* 65,535'):
+                self.vote(state(1), **{name: 'x' * 70_000})
+        self.assertEqual(self.storage._pool.lent, 0)
+        _, txn = self.vote(state(1), user='ü' * 32_767, description='x' * 65_535)
+        self.storage.tpc_finish(txn)
+
+    def test_the_limit_is_read_at_open(self):
+        server = self.layer.server
+        server.run(f'SET GLOBAL max_allowed_packet = {16 * PACKET}')
+        self.addCleanup(server.run, f'SET GLOBAL max_allowed_packet = {PACKET}')
+        record = state('x' * 5_000_000)
+        with self.assertRaises(StorageError):
+            self.vote(record)
+        with closing(self.open_storage()) as storage:
+            [oid], txn = self.vote(record, storage=storage)
+            tid = storage.tpc_finish(txn)
+            self.assertEqual(storage.load(oid), (record, tid))
+
+
+MANY = """
+import json, re, sys
+import relstore
+from relstore.tests.test_faults import commit, state
+from ZODB.utils import p64, z64
+
+def megabytes(what):
+    with open('/proc/self/status') as status:
+        return int(re.search(what + r':\\s+(\\d+) kB', status.read())[1]) / 1024
+
+arguments, keep_history, count, size = json.loads(sys.argv[1])
+storage = relstore.RelStore(relstore.MySQL(**arguments), keep_history=keep_history)
+template = state('#' * 6 + 'x' * size)
+
+def store(first, count):
+    oids = [storage.new_oid() for _ in range(count)]
+    commit(storage, work=lambda txn: [
+        storage.store(oid, z64, template.replace(b'######', b'%06d' % n), '', txn)
+        for n, oid in enumerate(oids, first)])
+
+store(0, 1000)
+with open('/proc/self/clear_refs', 'w') as peak:
+    peak.write('5')
+before = megabytes('VmRSS')
+store(1000, count)
+print(megabytes('VmHWM') - before)
+storage.close()
+"""
+
+
+class Many(TestCase):
+    """A hundred thousand objects, 100 MB, in one transaction.
+
+    Of its memory the list of them takes 70 MB here, and messages the rest: 50 MB where they are as large as they get.
+    """
+
+    COUNT, SIZE = 100_000, 1_000
+
+    def test_memory_is_bounded(self):
+        arguments = self.arguments() | {'driver': self.driver}
+        with closing(self.open_storage()):
+            parameters = json.dumps([arguments, self.keep_history, self.COUNT, self.SIZE])
+        child = subprocess.run([sys.executable, '-c', MANY, parameters], capture_output=True, text=True,
+                               env=environment())
+        self.assertEqual(child.returncode, 0, child.stderr)
+        with closing(self.new_watch()) as watch:
+            self.assertEqual(watch.rows('SELECT count(*), min(length(state)), max(state_size), count(DISTINCT tid), '
+                                        'count(DISTINCT state) FROM object_state'),
+                             [(self.COUNT + 1000, *[len(state('#' * 6 + 'x' * self.SIZE))] * 2, 2, self.COUNT + 1000)])
+        self.assertLess(float(child.stdout), 150 if self.layer in (MariaDBLayer, MySQLLayer) else 110)
+
+
+class Idle(TestCase):
+    """wait_timeout is 1 s. All that can be idle is so at the same time, until the server has ended it."""
+
+    layer = SmallMariaDB
+
+    def setUp(self):
+        self.layer.require(self)
+        server = self.layer.server
+        server.run('SET GLOBAL wait_timeout = 1')
+        self.addCleanup(server.run, 'SET GLOBAL wait_timeout = 28800')
+        self.watches = []
+
+    def _storages(self):
+        for driver in ('mysqlclient', 'pymysql'):
+            for keep_history in (True, False):
+                name = f'idle_{driver}_{keep_history}'
+                arguments = self.layer.server.create_database(name)
+                self.addCleanup(self.layer.server.drop_database, name)
+                storage = relstore.RelStore(relstore.MySQL(**arguments, driver=driver), keep_history=keep_history,
+                                            cache_local_mb=0)
+                self.addCleanup(storage.close)
+                watch = MySQLWatch(arguments)
+                watch.rows('SET wait_timeout = 1000')
+                self.addCleanup(watch.close)
+                self.watches.append(watch)
+                yield storage
+
+    def _until_all_are_ended(self):
+        for watch in self.watches:
+            watch.until('(SELECT count(*) FROM information_schema.processlist WHERE db = DATABASE()) = 1')
+
+    def test_idle(self):
+        cases = []
+        for storage in self._storages():
+            oid = storage.new_oid()
+            tid = commit(storage, (oid, z64, state(0)))
+            reader, writer, idle = (storage.new_instance() for _ in range(3))
+            reader.poll_invalidations()
+            reader.load(oid)
+            txn = TransactionMetaData()
+            writer.tpc_begin(txn)
+            writer.store(oid, tid, state(1), '', txn)
+            writer.tpc_vote(txn)
+            cases.append((storage, oid, tid, reader, writer, txn, idle))
+        self._until_all_are_ended()
+        for storage, oid, tid, reader, writer, txn, _ in cases:
+            with self.subTest(storage._adapter._driver.name, keep_history=storage._adapter.keep_history):
+                if storage._adapter.keep_history:
+                    self.assertEqual(reader.load(oid), (state(0), tid))
+                else:
+                    with self.assertRaises((TransientError, ReadConflictError)):    # the snapshot is gone
+                        reader.load(oid)
+                reader.release()
+                with self.assertRaises(TransientError):     # with its locks
+                    writer.tpc_finish(txn)
+                writer.tpc_abort(txn)
+                self.assertEqual(storage._pool.lent, 0)
+        self._until_all_are_ended()
+        for storage, oid, tid, *_, idle in cases:
+            with self.subTest(storage._adapter._driver.name, keep_history=storage._adapter.keep_history):
+                idle.poll_invalidations()       # between transactions nobody notices
+                self.assertEqual(idle.load(oid), (state(0), tid))
+                idle.afterCompletion()
+        self._until_all_are_ended()
+        for storage, oid, tid, *_, idle in cases:
+            with self.subTest(storage._adapter._driver.name, keep_history=storage._adapter.keep_history):
+                self.assertGreater(commit(idle, (oid, tid, state(2))), tid)
+                self.assertEqual(value_of(storage.load(oid)[0]), 2)
+
+
+class Refusals(TestCase):
+    """Each with both drivers, from Python and from zope.conf: one sentence, and nothing is made."""
+
+    def setUp(self):
+        self.layer.require(self)
+        self.server = self.layer.server
+        self.product = 'MariaDB' if self.server.is_mariadb else 'MySQL'
+        self.arguments = self.server.create_database('site')
+        self.addCleanup(self.server.drop_database, 'site')
+
+    def content(self):
+        return self.server.run("SELECT table_name, engine FROM information_schema.tables WHERE table_schema = 'site'")
+
+    def refused(self, *words, changed=None, drivers=('mysqlclient', 'pymysql'), **options):
+        arguments, before = self.arguments | (changed or {}), self.content()
+        for driver in drivers:
+            lines = [f'{name} {value}' for name, value in (arguments | {'driver': driver}).items()]
+            ways = {
+                'Python': lambda driver=driver: relstore.RelStore(
+                    relstore.MySQL(**arguments, driver=driver), **options),
+                'zope.conf': lambda lines=lines: from_conf('<mysql>', *lines, '</mysql>', **options)}
+            for way, open_storage in ways.items():
+                with self.subTest(driver, way=way):
+                    with self.assertRaises(ConfigurationError) as raised:
+                        open_storage().close()
+                    self._is_one_sentence(str(raised.exception), *words)
+                    self.assertEqual(self.content(), before)
+                    self.assertEqual(self.server.run("SELECT id, command, info FROM information_schema.processlist "
+                                                     "WHERE db = 'site' AND command <> 'Killed'"), (), 'leaked')
+
+    def _is_one_sentence(self, message, *words):
+        for noise in (*NOISE, '(1045', '(2002', "',)"):
+            self.assertNotIn(noise, message)
+        self.assertNotRegex(message, r'\. ', 'more than one sentence')
+        self.assertRegex(message, r'\A[A-Za-z].*[.]\Z')
+        self.assertLess(len(message), 400, message)
+        for word in words:
+            self.assertIn(word, message)
+
+    def set_global(self, name, value, usual):
+        self.server.run(f'SET GLOBAL {name} = {value}')
+        self.addCleanup(self.server.run, f'SET GLOBAL {name} = {usual}')
+
+    def create(self, **options):
+        relstore.RelStore(relstore.MySQL(**self.arguments), **options).close()
+
+    def user(self, rights):
+        self.server.run("CREATE USER visitor@localhost IDENTIFIED BY 'right'")
+        self.addCleanup(self.server.run, 'DROP USER visitor@localhost')
+        if rights:
+            self.server.run(f'GRANT {rights} ON site.* TO visitor@localhost')
+        return {'user': 'visitor', 'passwd': 'right'}
+
+    def test_wrong_password(self):
+        self.refused('visitor', 'password', 'passwd', changed=self.user('ALL') | {'passwd': 'swordfish'})
+
+    def test_no_such_user(self):
+        self.refused('stranger', 'user', changed={'user': 'stranger'})
+
+    def test_no_such_database(self):
+        self.refused("'absent'", 'check', 'db', changed={'db': 'absent'})
+
+    def test_nobody_listens(self):
+        self.refused('/nonexistent/socket', 'check that the server runs', drivers=('mysqlclient',),
+                     changed={'unix_socket': '/nonexistent/socket'})
+        self.arguments.pop('unix_socket')
+        self.refused('127.0.0.1', 'check that the server runs', 'host',
+                     changed={'host': '127.0.0.1', 'port': free_port()})
+
+    def test_no_rights(self):
+        self.refused('site', 'rights', changed=self.user('SELECT'))
+
+    def test_rights_to_read_alone(self):
+        self.create()
+        visitor = self.user('SELECT')
+        self.refused('site', 'rights', 'read-only', changed=visitor)
+        with closing(relstore.RelStore(relstore.MySQL(**self.arguments | visitor), read_only=True)) as storage:
+            self.assertEqual(len(storage), 0)
+
+    def test_a_table_in_myisam(self):
+        """It would keep half of a transaction that is rolled back."""
+        self.create()
+        self.server.run('ALTER TABLE site.object_ref ENGINE=MyISAM')
+        self.refused('object_ref', 'MyISAM', 'ALTER TABLE', 'InnoDB')
+
+    def test_myisam_as_the_default_is_harmless(self):
+        self.set_global('default_storage_engine', 'MyISAM', 'InnoDB')
+        self.create()
+        engines = {name: engine for name, engine in self.content() if engine not in (None, 'InnoDB')}
+        self.assertEqual(engines.keys() - {'relstore_epoch', 'new_oid'}, set())
+        self.assertNotIn('MyISAM', engines.values())
+
+    def test_statements_in_the_binary_log(self):
+        self.set_global('binlog_format', 'STATEMENT', 'ROW')
+        self.refused(self.product, 'binlog_format', 'STATEMENT', 'ROW')
+        for harmless in ('MIXED', 'ROW'):
+            self.server.run(f'SET GLOBAL binlog_format = {harmless}')
+            with closing(relstore.RelStore(relstore.MySQL(**self.arguments))) as storage:
+                commit(storage, (storage.new_oid(), z64, state(1)))
+
+    def test_server_that_is_read_only(self):
+        self.create()
+        self.set_global('read_only', 'ON', 'OFF')
+        self.refused(self.product, 'read-only')
+        with closing(relstore.RelStore(relstore.MySQL(**self.arguments), read_only=True)) as storage:
+            self.assertEqual(len(storage), 0)
+
+    def test_packets_that_are_too_small(self):
+        self.set_global('max_allowed_packet', PACKET // 2, PACKET)
+        self.refused(self.product, 'max_allowed_packet', f'{PACKET // 2:,}', f'{PACKET:,}')
+
+    def test_history_mode(self):
+        self.create(keep_history=True)
+        self.refused('site', 'history-preserving', 'keep-history true', keep_history=False)
+
+    def test_other_history_mode(self):
+        self.create(keep_history=False)
+        self.refused('site', 'history-free', 'keep-history false', keep_history=True)
+
+    def test_newer_than_the_code(self):
+        self.create()
+        self.server.run("UPDATE site.relstore_meta SET value = '99' WHERE name = 'schema'")
+        self.refused('site', 'version 99', 'version 1', 'newer relstore')
+
+    def test_nothing_there_and_nothing_may_be_created(self):
+        self.refused('site', 'create-schema', create_schema=False)
+        self.refused('site', 'read-only', 'create-schema', read_only=True)
+
+    def test_settings_that_do_not_matter(self):
+        """What a server's owner may set for all sessions is set for ours."""
+        for name, value, usual in (
+                ('sql_mode', "'ANSI_QUOTES,NO_BACKSLASH_ESCAPES,NO_AUTO_VALUE_ON_ZERO,PIPES_AS_CONCAT'", 'DEFAULT'),
+                ('autocommit', 'OFF', 'ON'), ('completion_type', 'CHAIN', 'NO_CHAIN'),
+                ('time_zone', "'+05:00'", "'SYSTEM'"), ('auto_increment_increment', 3, 1),
+                ('innodb_lock_wait_timeout', 1, 50), ('character_set_server', 'latin1', 'utf8mb4')):
+            self.set_global(name, value, usual)
+        self.server.run('SET GLOBAL TRANSACTION ISOLATION LEVEL SERIALIZABLE')
+        self.addCleanup(self.server.run, 'SET GLOBAL TRANSACTION ISOLATION LEVEL REPEATABLE READ')
+        for driver in ('mysqlclient', 'pymysql'):
+            with self.subTest(driver), closing(relstore.RelStore(
+                    relstore.MySQL(**self.arguments, driver=driver))) as storage:
+                oids = [storage.new_oid() for _ in range(40)]
+                record = state('ü\\\'"\0\n' * 10)
+                tid = commit(storage, *((oid, z64, record) for oid in oids))
+                self.assertEqual(storage.load(oids[39]), (record, tid))
+                self.assertEqual(len(set(oids)), 40)
+
+
+class Old(TestCase):
+    """A server that says it is older than it is."""
+
+    def test_too_old(self):
+        require_mariadb(self)
+        for version, words in {'10.5.27-MariaDB': ('MariaDB 10.5.27-MariaDB', '10.6'),
+                               '5.7.44-log': ('MySQL 5.7.44', '8.0')}.items():
+            server = MariaDBServer({'version': version})
+            server.start()
+            try:
+                arguments = server.create_database('site')
+                for driver in ('mysqlclient', 'pymysql'):
+                    with self.subTest(version, driver=driver):
+                        with self.assertRaises(ConfigurationError) as raised:
+                            relstore.RelStore(relstore.MySQL(**arguments, driver=driver))
+                        for word in (*words, 'or newer.'):
+                            self.assertIn(word, str(raised.exception))
+                self.assertEqual(server.run("SELECT 1 FROM information_schema.tables WHERE table_schema = 'site'"), ())
+            finally:
+                server.stop()
+
+
+class Creating(TestCase):
+    """A client is killed when it has sent a statement that makes the tables; whoever comes next completes them."""
+
+    def setUp(self):
+        super().setUp()
+        self.server = self.layer.server
+
+    def test_killed_at_every_statement(self):
+        complete = self._tables(self._made('complete'))
+        self.assertIn('relstore_meta', complete)
+        n = 0
+        while True:
+            n += 1
+            name = f'killed_{n}_{self._database("x")}'
+            arguments = self.server.create_database(name)
+            killed = self._kill_at(n, arguments)
+            try:
+                with self.subTest(n), closing(self._open(arguments)) as storage:
+                    oid = storage.new_oid()
+                    tid = commit(storage, (oid, z64, state(n)))
+                    self.assertEqual(self._tables(arguments), complete)
+                    with closing(self._open(arguments)) as again:
+                        self.assertEqual(again.load(oid), (state(n), tid))
+                        self.assertEqual(again.sortKey(), storage.sortKey())
+            finally:
+                self.server.drop_database(name)
+            if not killed:
+                break
+        self.assertGreater(n, 20, 'too few statements')
+
+    def _made(self, name):
+        name = f'{name}_{self._database("x")}'
+        arguments = self.server.create_database(name)
+        self.addCleanup(self.server.drop_database, name)
+        self._open(arguments).close()
+        return arguments
+
+    def _open(self, arguments):
+        return relstore.RelStore(relstore.MySQL(**arguments, driver=self.driver), keep_history=self.keep_history)
+
+    def _tables(self, arguments) -> dict[str, str]:
+        """Return how each table and view is defined, and how many rows are in it that no one has stored."""
+        with closing(MySQLWatch(arguments)) as watch:
+            names = [name for name, in watch.rows('SHOW TABLES')]
+            found = {name: watch.rows(f'SHOW CREATE TABLE `{name}`')[0][1] for name in names}
+            found = {name: re.sub(r' AUTO_INCREMENT=\d+|`\w+_x_h[pf]`\.', '', text) for name, text in found.items()}
+            for name in ('commit_row_lock', 'relstore_meta', 'relstore_epoch'):
+                found[name] += f' {watch.one(f"SELECT count(*) FROM {name}")} rows'
+            return found
+
+    def _kill_at(self, n: int, arguments) -> bool:
+        """Open it in a child process that ends when its statement n is on its way. Return whether it had so many."""
+        pid = os.fork()
+        if pid == 0:
+            try:
+                self._end_at(n)
+                self._open(arguments)
+            finally:
+                os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        return os.WIFSIGNALED(status)
+
+    def _end_at(self, n: int) -> None:
+        sent = 0
+
+        def query(connection, statement):
+            nonlocal sent
+            sent += 1
+            if sent == n:
+                connection.send_query(statement)
+                os.kill(os.getpid(), signal.SIGKILL)
+            connection.send_query(statement)
+            connection.read_query_result()
+
+        patch.object(MySQLdb.connections.Connection, 'query', query).start()
+
+
+cases(globals(), Packets, backends=SMALL)
+# Each history mode with the usual packet, and with the small one, the other driver.
+cases(globals(), Many, backends=(MySQLdbHistoryPreserving, PyMySQLHistoryFree, *MYSQL[4:], *SMALL[1:3]))
+cases(globals(), Creating, backends=tuple(backend for backend in MYSQL if backend.driver == 'mysqlclient'))
+for small in (SmallMariaDB, SmallMySQL):
+    globals()[f'Refusals{small.__name__}'] = type(f'Refusals{small.__name__}', (Refusals,), {
+        'layer': small, '__module__': __name__})
+del Packets, Many, Creating, Refusals
