@@ -29,7 +29,7 @@ from ZODB.utils import z64
 from benchmarks import storages
 from benchmarks.figures import Case, Results, rounds
 from benchmarks.servers import DelayingProxy
-from benchmarks.storages import KINDS, Lab, Site
+from benchmarks.storages import KINDS, SERVERS, Lab, Site
 
 PART = 'page'
 TITLE = 'Cold page'
@@ -115,13 +115,14 @@ def clock(lab: Lab, results: Results, site: Site) -> None:
 
 
 def proxy_to(lab: Lab, site: Site) -> DelayingProxy:
-    return DelayingProxy(lab.postgresql().address if KINDS[site.kind].server == 'postgresql' else site.where)
+    server = KINDS[site.kind].server
+    return DelayingProxy(lab.server(server).address if server in SERVERS else site.where)
 
 
 def through(lab: Lab, site: Site, proxy: DelayingProxy | None = None) -> Site:
     """Return the site as reached through TCP (ZEO: only where there is a proxy), and through the proxy."""
-    if KINDS[site.kind].server == 'postgresql':
-        return site.at(lab.postgresql().tcp_dsn(site.where.rpartition('dbname=')[2], proxy and proxy.port))
+    if KINDS[site.kind].server in SERVERS:
+        return lab.by_tcp(site, proxy and proxy.port)
     return site.at(('127.0.0.1', proxy.port)) if proxy else site
 
 

@@ -14,6 +14,7 @@ PAIRS = [
     ('relstore PostgreSQL', 'ZEO'),
     ('relstore SQLite', 'RelStorage SQLite'),
     ('relstore SQLite', 'FileStorage'),
+    ('relstore MySQL, history-free', 'RelStorage MySQL, history-free'),
 ]
 # A difference below this factor is called none: the noise of a shared machine.
 EVEN = 1.1

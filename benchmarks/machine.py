@@ -17,7 +17,7 @@ from benchmarks.storages import KINDS, Lab
 
 PACKAGES = (
     'relstore', 'RelStorage', 'ZEO', 'zodbshootout', 'pyperf', 'ZODB', 'BTrees', 'persistent', 'transaction',
-    'psycopg2-binary', 'psycopg2', 'psycopg', 'matplotlib',
+    'psycopg2-binary', 'psycopg2', 'psycopg', 'mysqlclient', 'matplotlib',
 )  # fmt: skip
 
 
@@ -72,8 +72,10 @@ def versions(lab: Lab, project: Path) -> dict[str, str]:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    if not KINDS['relstore PostgreSQL'].unavailable():
-        found['PostgreSQL'] = lab.postgresql().version()
+    for name, kind in (('PostgreSQL', 'relstore PostgreSQL'), ('MariaDB', 'relstore MariaDB'),
+                       ('MySQL', 'relstore MySQL, history-free')):  # fmt: skip
+        if not KINDS[kind].unavailable():
+            found[name] = lab.server(name.lower()).version()
     if revision := _git('rev-parse', '--short', 'HEAD', project=project):
         changed = _git('status', '--porcelain', '--', 'src/relstore', ':!src/relstore/tests', project=project)
         found['relstore'] = f'{found.get("relstore", "")} ({revision}{", changed" if changed else ""})'

@@ -46,7 +46,7 @@ PER_TRANSACTION = 1000
 WARM_UP = 5
 BYTES_PER_OBJECT = 1200  # of disk, with log, for one storage and its growth
 
-NAMES = [name for name in storages.MAIN if name != 'ZEO']
+NAMES = [name for name in storages.MAIN if name != 'ZEO' and storages.KINDS[name].server not in ('mariadb', 'mysql')]
 
 
 def measure(lab: storages.Lab, results: Results, sizes: dict = FULL, names=NAMES) -> None:

@@ -16,7 +16,7 @@ from ZODB.POSException import ConflictError
 from benchmarks import storages
 from benchmarks.figures import Case, Results
 from benchmarks.objects import Record, Stubborn
-from benchmarks.storages import Lab, Site
+from benchmarks.storages import KINDS, Lab, Site
 from relstore.tests.proxy import CuttingProxy
 
 PART = 'roundtrips'
@@ -24,7 +24,7 @@ TITLE = 'Round trips'
 TIMES = 5  # each thing is counted so often; the figure is the median, and the JSON has them all
 
 FULL = QUICK = {}
-NAMES = ['relstore PostgreSQL', 'relstore PostgreSQL, psycopg 3', 'RelStorage PostgreSQL']
+NAMES = [name for name, kind in KINDS.items() if kind.server in storages.SERVERS]
 
 
 def measure(lab: Lab, results: Results, sizes: dict = FULL, names=NAMES) -> None:
@@ -35,6 +35,8 @@ def measure(lab: Lab, results: Results, sizes: dict = FULL, names=NAMES) -> None
     for keep_history in (True, False):
         group = 'history-preserving' if keep_history else 'history-free'
         for name in storages.available(results, PART, names):
+            if keep_history and KINDS[name].history_free:
+                continue
             with lab.site(name, keep_history) as site:
                 for operation, counts in Count(lab, site).all().items():
                     if len(set(counts)) > 1:
@@ -52,12 +54,11 @@ class Count:
 
     def all(self) -> dict[str, list[int]]:
         """Return the counts by operation."""
-        server = self.lab.postgresql()
-        database = self.site.where.rpartition('dbname=')[2]
+        server = self.lab.server(KINDS[self.site.kind].server)
         with (
             CuttingProxy(server.address) as self.proxy,
             closing(self.site.open_db()) as self.others,
-            closing(self.site.at(server.tcp_dsn(database, self.proxy.port)).open_db()) as self.db,
+            closing(self.lab.by_tcp(self.site, self.proxy.port).open_db()) as self.db,
         ):
             self.manager = TransactionManager(explicit=True)
             self.connection = self.db.open(self.manager)

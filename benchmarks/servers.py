@@ -1,4 +1,4 @@
-"""Servers for the benchmarks: PostgreSQL as the tests start it, on a slow disk too, ZEO, and a slow network."""
+"""Servers for the benchmarks: databases as the tests start them, on a slow disk too, ZEO, and a slow network."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from contextlib import closing
 from pathlib import Path
 
 from relstore.tests.proxy import CuttingProxy
-from relstore.tests.servers import PostgreSQLServer
+from relstore.tests.servers import MariaDBServer, MySQLServer, PostgreSQLServer
 
 SOURCE = Path(__file__).parent / 'slow_fdatasync.c'
 SECONDS_TO_START = 30
 
 # For every PostgreSQL here, whoever uses it. All else is PostgreSQL's default: fsync on, synchronous_commit on.
 POSTGRESQL = {'shared_buffers': '256MB', 'max_wal_size': '512MB', 'max_locks_per_transaction': 512}
+# MySQL and MariaDB likewise: innodb_flush_log_at_trx_commit is 1, and MySQL writes a binary log with sync_binlog=1.
+MYSQL = {'innodb_buffer_pool_size': '256M', 'innodb_redo_log_capacity': '512M'}
+MARIADB = {'innodb_buffer_pool_size': '256M', 'innodb_log_file_size': '512M'}
 
 
 class Unavailable(Exception):
@@ -71,6 +74,34 @@ class DurablePostgreSQL(PostgreSQLServer):
     def version(self) -> str:
         with closing(self._connect()) as connection:
             return connection.get_parameter_status('server_version')
+
+
+class DurableMariaDB(MariaDBServer):
+    """MariaDB, likewise."""
+
+    def __init__(self, preloaded: dict[str, str] | None = None):
+        super().__init__(MARIADB, durable=True)
+        self.preloaded = preloaded or {}
+
+    def _environment(self) -> dict[str, str]:
+        return super()._environment() | self.preloaded
+
+    def version(self) -> str:
+        [[version]] = self.run('SELECT version()')
+        return version
+
+
+class DurableMySQL(MySQLServer):
+    """MySQL, likewise."""
+
+    def __init__(self, preloaded: dict[str, str] | None = None):
+        super().__init__(MYSQL, durable=True)
+        self.preloaded = preloaded or {}
+
+    def _environment(self) -> dict[str, str]:
+        return super()._environment() | self.preloaded
+
+    version = DurableMariaDB.version
 
 
 class ZEOServer:

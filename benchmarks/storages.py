@@ -10,13 +10,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import ZODB
 from ZODB.FileStorage import FileStorage
 
 import relstore
-from benchmarks.servers import POSTGRESQL, DurablePostgreSQL, SlowDisk, Unavailable, ZEOServer
-from relstore.tests.servers import postgresql_programs
+from benchmarks.servers import (
+    MARIADB,
+    MYSQL,
+    POSTGRESQL,
+    DurableMariaDB,
+    DurableMySQL,
+    DurablePostgreSQL,
+    SlowDisk,
+    Unavailable,
+    ZEOServer,
+)
+from relstore.tests.servers import mariadb_programs, mysql_unavailable, postgresql_programs
 
 # Megabytes for the storage's cache in each process, and the largest object in it: the same for all.
 CACHE_MB = 64
@@ -25,7 +36,8 @@ SLOW_MICROSECONDS = 3000
 
 DURABILITY = (
     'An acknowledged commit is on disk, everywhere: PostgreSQL with fsync=on and synchronous_commit=on, one server for '
-    'all; SQLite with journal_mode=WAL and synchronous=FULL, for RelStorage too (its own default is NORMAL); '
+    'all; MariaDB and MySQL with innodb_flush_log_at_trx_commit=1, MySQL with a binary log and sync_binlog=1 besides; '
+    'SQLite with journal_mode=WAL and synchronous=FULL, for RelStorage too (its own default is NORMAL); '
     'FileStorage and ZEO flush with fsync.'
 )
 
@@ -36,12 +48,13 @@ class Kind:
 
     name: str
     colour: str
-    server: str  # 'postgresql', 'zeo', or '' for files
+    server: str  # one of SERVERS, 'zeo', or '' for files
     opened: Callable | None = None
     requires: tuple[str, ...] = ()
     processes: bool = True  # may several processes open it?
     mark: str = 'o-'
     reason: str = ''  # why it cannot be tested at all
+    history_free: bool = False  # whatever the others do: RelStorage has no other mode on MySQL
 
     def unavailable(self) -> str:
         """Return why it cannot run here; '' if it can."""
@@ -52,7 +65,9 @@ class Kind:
             return f'not installed: {", ".join(missing)}'
         if self.server == 'postgresql' and postgresql_programs() is None:
             return 'PostgreSQL is not installed (apt-get install postgresql)'
-        return ''
+        if self.server == 'mariadb' and mariadb_programs() is None:
+            return 'MariaDB is not installed (apt-get install mariadb-server)'
+        return mysql_unavailable() if self.server == 'mysql' else ''
 
 
 def _relstore(adapter, keep_history: bool, cache_mb: int):
@@ -98,6 +113,18 @@ def _relstorage_postgresql(where: str, keep_history: bool, cache_mb: int):
     return RelStorage(PostgreSQLAdapter(dsn=where, options=options), options=options)
 
 
+def _relstore_mysql(where: dict, keep_history: bool, cache_mb: int):
+    return _relstore(relstore.MySQL(**where, driver='mysqlclient'), keep_history, cache_mb)
+
+
+def _relstorage_mysql(where: dict, keep_history: bool, cache_mb: int):
+    from relstorage.adapters.mysql import MySQLAdapter
+    from relstorage.storage import RelStorage
+
+    options = _relstorage_options(keep_history, cache_mb, driver='MySQLdb')
+    return RelStorage(MySQLAdapter(options=options, **where), options=options)
+
+
 def _zeo(where: str, keep_history: bool, cache_mb: int):
     from ZEO.ClientStorage import ClientStorage
 
@@ -108,7 +135,7 @@ def _filestorage(where: str, keep_history: bool, cache_mb: int):
     return FileStorage(str(Path(where) / 'Data.fs'))
 
 
-LATER = 'relstore has no adapter for it yet'
+SERVERS = {'postgresql': DurablePostgreSQL, 'mariadb': DurableMariaDB, 'mysql': DurableMySQL}
 KINDS = {
     kind.name: kind
     for kind in (
@@ -120,8 +147,11 @@ KINDS = {
         Kind('RelStorage SQLite', '#f59a23', '', _relstorage_sqlite, ('relstorage',), mark='s--'),
         Kind('FileStorage', '#6b6b6b', '', _filestorage, processes=False, mark='^:'),
         Kind('ZEO', '#2c9f4b', 'zeo', _zeo, ('ZEO',), mark='D-.'),
-        Kind('relstore MariaDB', '#000000', '', reason=LATER),
-        Kind('relstore MySQL', '#000000', '', reason=LATER),
+        Kind('relstore MariaDB', '#00838f', 'mariadb', _relstore_mysql, ('MySQLdb',), mark='o-'),
+        Kind('relstore MySQL, history-free', '#4dd0e1', 'mysql', _relstore_mysql, ('MySQLdb',), mark='o-',
+             history_free=True),
+        Kind('RelStorage MySQL, history-free', '#ff8a65', 'mysql', _relstorage_mysql, ('relstorage', 'MySQLdb'),
+             mark='s-', history_free=True),
     )
 }  # fmt: skip
 MAIN = [name for name in KINDS if 'psycopg 3' not in name]
@@ -132,7 +162,7 @@ class Site:
     """A database of one kind; other processes can open it too."""
 
     kind: str
-    where: str | tuple[str, int]
+    where: str | tuple[str, int] | dict[str, Any]  # DSN, directory, address, or arguments
     keep_history: bool = True
 
     def open(self, cache_mb: int = CACHE_MB):
@@ -143,7 +173,7 @@ class Site:
         """Return a ZODB DB whose connections keep every object."""
         return ZODB.DB(self.open(cache_mb), cache_size=1_000_000, **options)
 
-    def at(self, where: str | tuple[str, int]) -> Site:
+    def at(self, where: str | tuple[str, int] | dict[str, Any]) -> Site:
         """Return the same database by another address."""
         return replace(self, where=where)
 
@@ -160,14 +190,15 @@ class Lab:
 
     def __init__(self):
         self.directory = Path(tempfile.mkdtemp(prefix='relstore-benchmarks-'))
-        self._servers: dict[bool, DurablePostgreSQL] = {}
+        self._servers: dict[tuple[str, bool], DurablePostgreSQL | DurableMariaDB | DurableMySQL] = {}
         self._slow_disk: SlowDisk | None = None
         self._numbers = count(1)
         self.settings = {
             'durability': DURABILITY,
             'postgresql.conf': POSTGRESQL,
+            'my.cnf': {'MariaDB': MARIADB, 'MySQL': MYSQL},
             'cache': f'{CACHE_MB} MB per process, objects up to {CACHE_OBJECT_MAX} bytes, wherever there is one',
-            'connections': 'PostgreSQL and ZEO are reached through unix sockets, but for those that a proxy watches',
+            'connections': 'servers are reached through unix sockets, but for those that a proxy watches',
         }
 
     def __enter__(self) -> Lab:
@@ -187,13 +218,20 @@ class Lab:
             self._slow_disk = SlowDisk()
         return self._slow_disk
 
-    def postgresql(self, slow: bool = False) -> DurablePostgreSQL:
-        """Return the running server, the same for all storages."""
-        if slow not in self._servers:
-            server = DurablePostgreSQL(self.slow_disk.environment(SLOW_MICROSECONDS) if slow else None)
+    def server(self, name: str, slow: bool = False) -> DurablePostgreSQL | DurableMariaDB | DurableMySQL:
+        """Return the running server, one of SERVERS, the same for all storages."""
+        if (name, slow) not in self._servers:
+            server = SERVERS[name](self.slow_disk.environment(SLOW_MICROSECONDS) if slow else None)
             server.start()
-            self._servers[slow] = server
-        return self._servers[slow]
+            self._servers[name, slow] = server
+        return self._servers[name, slow]
+
+    def by_tcp(self, site: Site, port: int | None = None) -> Site:
+        """Return the site of one of SERVERS as reached through TCP; `port` is that of a proxy."""
+        server = self.server(KINDS[site.kind].server)
+        if isinstance(site.where, dict):
+            return site.at(server.tcp_arguments(site.where['db'], port))
+        return site.at(server.tcp_dsn(site.where.rpartition('dbname=')[2], port))
 
     @contextmanager
     def site(self, name: str, keep_history: bool = True, slow: bool = False) -> Iterator[Site]:
@@ -202,11 +240,12 @@ class Lab:
         reason = kind.unavailable()
         if reason:
             raise Unavailable(reason)
-        if kind.server == 'postgresql':
-            server, database = self.postgresql(slow), f'bench_{next(self._numbers)}'
-            dsn = server.create_database(database)
+        keep_history = keep_history and not kind.history_free
+        if kind.server in SERVERS:
+            server, database = self.server(kind.server, slow), f'bench_{next(self._numbers)}'
+            where = server.create_database(database)
             try:
-                yield Site(name, dsn, keep_history)
+                yield Site(name, where, keep_history)
             finally:
                 server.drop_database(database)
             return
