@@ -226,7 +226,7 @@ class Transaction:
             try:
                 tid = self._database.pool.attempt(lambda s: self._adapter.outcome(s, self._ticket, oids))
                 break
-            except StorageError as e:
+            except (StorageError, ConflictError) as e:
                 # A server that recovers from a crash refuses connections for a while.
                 if not isinstance(e, Disconnected) or time.monotonic() > deadline:
                     raise OutcomeUnknown(f'The commit was sent, then the connection failed ({error}); whether it '

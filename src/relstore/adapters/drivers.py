@@ -148,12 +148,16 @@ def _mysqlclient_connection(connections: ModuleType) -> type:
         contains the words for a beginning. Then a ROLLBACK is sent in vain.
         """
         in_transaction = False
+        server_thread = None
         _commits = False
 
         def query(self, query):
-            self._commits = query.endswith(b'COMMIT')
+            self._commits = query.endswith((b'COMMIT', b'COMMIT;\nEND'))
             self.in_transaction |= b'START TRANSACTION' in query
             super().query(query)
+            if self.server_thread not in (None, self.thread_id()):
+                # `reconnect` in an option file: a new session, which was told nothing and has no transaction.
+                raise self.OperationalError(2006, 'The connection was lost, and the client library made a new one')
             if query in (b'COMMIT', b'ROLLBACK'):
                 self.in_transaction = False
 
@@ -175,8 +179,10 @@ def _connect_mysqlclient(MySQLdb: ModuleType, settings: Mapping):
     others = {name: value for name, value in settings.items() if not name.startswith('ssl_')}
     if tls:
         others |= {'ssl': tls, 'ssl_mode': 'VERIFY_CA' if 'ca' in tls else 'REQUIRED'}
-    return _mysqlclient_connection(importlib.import_module('MySQLdb.connections'))(
+    connection = _mysqlclient_connection(importlib.import_module('MySQLdb.connections'))(
         autocommit=True, binary_prefix=True, **others)
+    connection.server_thread = connection.thread_id()
+    return connection
 
 
 def _connect_pymysql(pymysql: ModuleType, settings: Mapping):

@@ -17,7 +17,15 @@ from itertools import chain, islice
 from relstore.adapters.base import Adapter, Ballot, Metadata, Verdict
 from relstore.adapters.drivers import find_driver
 from relstore.adapters.statements import Statements, Tables, read
-from relstore.errors import ConfigurationError, DatabaseError, Disconnected, LockTimeout, StorageError, Unavailable
+from relstore.errors import (
+    ConfigurationError,
+    DatabaseError,
+    Deadlock,
+    Disconnected,
+    LockTimeout,
+    StorageError,
+    Unavailable,
+)
 from relstore.session import Row, Session
 
 OLDEST_MYSQL, OLDEST_MARIADB = (8, 0), (10, 6)      # SKIP LOCKED; and JSON_TABLE came with them
@@ -28,7 +36,7 @@ ORPHAN_PATIENCE = 5             # seconds a connection whose client is gone may 
 # MariaDB makes a subquery of a list of a thousand, and MySQL scans the table for one too long: rows would be locked in
 # any order, or all of them.
 LIST = 500
-STATEMENTS = 50                 # of one message, where there are many: together they stay below the smallest packet
+STATEMENTS = 40                 # of one message, where there are many: together they stay below the smallest packet
 TEXT = 65_535                   # bytes of user, description, extension: the columns are BLOBs
 OVERHEAD = 20_000               # bytes of a message of finish besides its rows, roughly
 ROW_OVERHEAD = 300              # bytes of a row besides its state and references: at most
@@ -53,6 +61,8 @@ class MySQL(Adapter):
                  ssl_ca: str | None = None, ssl_cert: str | None = None, ssl_key: str | None = None):
         self._db = db
         self._driver = find_driver(driver, 'mysqlclient', 'pymysql')
+        if charset == 'binary':
+            raise ConfigurationError('charset binary is none for the drivers; leave charset out.')
         if compress and driver == 'pymysql':
             raise ConfigurationError('PyMySQL cannot compress; leave compress out, or set driver mysqlclient.')
         if host == 'localhost' and port and not unix_socket:
@@ -71,12 +81,13 @@ class MySQL(Adapter):
         super().configure(keep_history, read_only)
         self.use_server('MySQL')
 
-    def use_server(self, product: str, has_memory: bool = True) -> None:
+    def use_server(self, product: str, has_memory: bool = True, in_cluster: bool = False) -> None:
         """Make the final text of the statements, for 'MySQL' or 'MariaDB'.
 
         has_memory: whether it allows tables that a restart empties.
+        in_cluster: whether other servers may write to the same database.
         """
-        self._product = product
+        self._product, self._in_cluster = product, in_cluster
         keeps, maria = self.keep_history, product == 'MariaDB'
         server = "CONCAT_WS('.', @@hostname, @@port, @@server_id)" if maria else '@@server_uuid'
         value = '(SELECT value FROM {relstore_epoch})'
@@ -91,6 +102,9 @@ class MySQL(Adapter):
             current='{current_object}' if keeps else '{object_state}',
             last='{transaction}' if keeps else '{object_state}',
             # MySQL shows statistics of yesterday, unless it is told not to.
+            in_order=(
+                'INSERT INTO {relstore_commit} (session, vote, tid, voted) VALUES (0, 0, 0, UTC_TIMESTAMP(6))\n'
+                'ON DUPLICATE KEY UPDATE vote = vote + 1, voted = VALUES(voted);' if in_cluster else ''),
             fresh='' if maria else 'SET SESSION information_schema_stats_expiry = 0;')
         overlays = ('mysql.sql', 'mariadb.sql') if maria else ('mysql.sql',)
         self.sql = Statements('common.sql', *overlays, keep_history=keeps, macros=self._tables, placeholder='%s')
@@ -120,6 +134,7 @@ class MySQL(Adapter):
                 self._check_engines(session)
                 if not self.read_only:
                     session.results(self.sql.may_write)
+                    session.results(self.sql.begin_stage)       # needs a right of its own; ends with this session
                     self._advance_oids(session)
                     self._forget_commits(session)
             except (ConfigurationError, DatabaseError) as e:
@@ -151,8 +166,10 @@ class MySQL(Adapter):
             raise ConfigurationError(f'The server is {product} {version}; relstore needs {oldest[0]}.{oldest[1]} or '
                                      'newer.')
         disabled = server.get('disabled_storage_engines', '').upper()
-        has_memory = 'MEMORY' not in disabled and not server.get('group_replication_group_name')
-        self.use_server(product, has_memory)
+        in_group = bool(server.get('group_replication_group_name'))
+        has_memory = 'MEMORY' not in disabled and not in_group
+        self.use_server(product, has_memory, in_cluster=server.get('wsrep_on') == 'ON' or (
+            in_group and server['group_replication_single_primary_mode'] == 'OFF'))
         if session.one(self.sql.has_innodb) is None:
             raise ConfigurationError(f'The {product} server has no InnoDB; start it with InnoDB enabled.')
         self._packet = int(server['max_allowed_packet'])
@@ -203,9 +220,12 @@ class MySQL(Adapter):
         session.run(self.sql.new_epoch, (secrets.token_hex(8),))
 
     def _forget_commits(self, session: Session) -> None:
-        old = [key for key, in session.all(self.sql.old_commits)]
-        if old:
-            session.run(self.sql.forget_commits, (old,))
+        try:
+            old = [key for key, in session.script(self.sql.old_commits)]
+            if old:
+                session.results(self.sql.forget_commits, (old,))
+        finally:
+            session.rollback()
 
     # Read ---------------------------------------------------------------------------------------------------------
 
@@ -305,8 +325,9 @@ class MySQL(Adapter):
 
     def finish(self, session: Session, ticket: list, tid: int | None, metadata: Metadata, batches: Iterable) -> int:
         batch = next(iter(batches), None)
-        _, key, _, _, current = ticket
-        statements: list[Statement] = [(self.sql.begin_finish, (FINISH_TIMEOUT, FINISH_TIMEOUT, tid))]
+        vote, key, _, _, current = ticket
+        statements: list[Statement] = [(self.sql.begin_finish, (
+            FINISH_TIMEOUT, FINISH_TIMEOUT, tid, key, vote))]
         if self.keep_history:
             statements.append((self.sql.insert_transaction, (
                 metadata.packed, metadata.user, metadata.description, metadata.extension)))
@@ -319,8 +340,12 @@ class MySQL(Adapter):
         elif batch:
             statements.append((_rows(self.sql.insert_states, len(batch)), [value for row, state in batch for value in (
                 row.oid, row.size or 0, state, row.refs)]))
-        statements.append((self.sql.end_finish, (key,)))
+        statements.append((self.sql.end_finish, (key, vote)))
+        if self._in_cluster and self._product == 'MariaDB':
+            statements = [_block([(self.sql.check_vote, (key, vote)), *statements])]
         *_, [[tid]], _ = self._send(session, statements)
+        if tid is None:
+            raise Unavailable('the transaction that has voted is gone')
         return tid
 
     def outcome(self, session: Session, ticket: list, oids: Sequence[int]) -> int | None:
@@ -333,14 +358,19 @@ class MySQL(Adapter):
         while True:
             try:
                 *_, rows, _, _ = session.results(self.sql.outcome, (ORPHAN_PATIENCE, key, vote, key))
-            except LockTimeout as e:
+            except (LockTimeout, Deadlock) as e:
                 session.rollback()
                 if time.monotonic() > deadline:
                     raise Unavailable(f'the connection {connection} of the server is still busy with it') from e
-                if self.epoch(session) == epoch:        # on another server the number is somebody else's
-                    self._kill(session, connection)
+                if isinstance(e, LockTimeout) and self.epoch(session) == epoch:
+                    self._kill(session, connection)     # on another server the number is somebody else's
             else:
-                return rows[0][0] if rows else None
+                break
+        if rows:
+            return rows[0][0]
+        if self.epoch(session).partition('.')[2] != epoch.partition('.')[2]:
+            raise Unavailable('another server answers, which may not have it yet')
+        return None
 
     def _kill(self, session: Session, connection: int) -> None:
         try:
@@ -403,6 +433,12 @@ def _lists(values: Iterable, size: int = LIST) -> Iterator[tuple]:
     values = iter(values)
     while some := tuple(islice(values, size)):
         yield some
+
+
+def _block(statements: Sequence[Statement]) -> Statement:
+    """Return one statement of MariaDB's that is all of them."""
+    sql = 'BEGIN NOT ATOMIC\n' + ';\n'.join(sql for sql, _ in statements) + ';\nEND'
+    return sql, [parameter for _, parameters in statements for parameter in parameters]
 
 
 def _rows(sql: str, count: int) -> str:

@@ -561,6 +561,6 @@ class Counters(Suite):
         self.assertEqual([self.value(oid) for oid in oids], [done] * 3)
 
 
-cases(globals(), NobodyWaits, Creators, OldVotes, backends=ONE_DRIVER)
-cases(globals(), RelStorageBeside, Ended, Refused, Oids, Counters, backends=BOTH_DRIVERS)
+cases(globals(), NobodyWaits, Creators, OldVotes, Oids, Counters, backends=ONE_DRIVER)
+cases(globals(), RelStorageBeside, Ended, Refused, backends=BOTH_DRIVERS)
 del Suite, NobodyWaits, Creators, OldVotes, RelStorageBeside, Ended, Refused, Oids, Counters

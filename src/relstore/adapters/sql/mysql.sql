@@ -5,12 +5,14 @@
 
 -- What a server's settings may have changed in new sessions; no statement relies on more than this.
 -- name: begin_session
-SET SESSION autocommit = 1, sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', completion_type = 'NO_CHAIN';
+SET SESSION autocommit = 1, sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', completion_type = 'NO_CHAIN',
+    sql_select_limit = DEFAULT;
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE
 
 -- name: server
 SHOW GLOBAL VARIABLES WHERE variable_name IN ('version', 'max_allowed_packet', 'log_bin', 'binlog_format', 'read_only',
-    'innodb_read_only', 'disabled_storage_engines', 'group_replication_group_name')
+    'innodb_read_only', 'disabled_storage_engines', 'group_replication_group_name',
+    'group_replication_single_primary_mode', 'wsrep_on')
 
 -- name: has_innodb
 SELECT 1 FROM information_schema.engines WHERE engine = 'InnoDB' AND support IN ('YES', 'DEFAULT')
@@ -43,11 +45,15 @@ DELETE FROM {relstore_epoch}
 -- name: add_meta
 INSERT IGNORE INTO {relstore_meta} (name, value) VALUES (?, ?)
 
+-- Locked until they are deleted: a session that has been idle for a day may vote at any time.
 -- name: old_commits
-SELECT session FROM {relstore_commit} WHERE voted < UTC_TIMESTAMP() - INTERVAL 1 DAY LIMIT 1000 FOR UPDATE SKIP LOCKED
+START TRANSACTION;
+SELECT session FROM {relstore_commit} WHERE voted < UTC_TIMESTAMP() - INTERVAL 1 DAY AND session <> 0
+LIMIT 1000 FOR UPDATE SKIP LOCKED
 
 -- name: forget_commits
-DELETE FROM {relstore_commit} WHERE session IN ?
+DELETE FROM {relstore_commit} WHERE session IN ?;
+COMMIT
 
 -- Reading ------------------------------------------------------------------------------------------------------
 
@@ -140,16 +146,22 @@ CREATE TEMPORARY TABLE relstore_stage (zoid {id} NOT NULL PRIMARY KEY, prev_tid 
 -- name: stage
 INSERT INTO relstore_stage (zoid, prev_tid, md5, state_size, state, refs, data_tid) VALUES (?, ?, ?, ?, ?, ?, ?)
 
--- ZODB's timestamp: minutes since 1900, counting 31 days to a month, then the fraction of the minute in 1/2^32.
+-- In a cluster a lock is that of one server, but no two can write one row at once. So there all commits write one
+-- (in_order) before the tid is chosen: else one could become visible after another with a larger tid, and readers, who
+-- ask for what came after the newest they know, would never learn of it; see test_galera.
+-- ZODB's timestamp: minutes since 1900, counting 31 days to a month, then the fraction of the minute in 1/2^32. There
+-- is no tid where the transaction that has voted is gone, so that nothing can be written.
 -- name: begin_finish
 SET SESSION innodb_lock_wait_timeout = ?, lock_wait_timeout = ?;
-SELECT tid FROM {commit_row_lock} FOR UPDATE;
+SELECT tid INTO @relstore_locked FROM {commit_row_lock} FOR UPDATE;
+{in_order}
 SET @relstore_now = UTC_TIMESTAMP(6);
 SET @relstore_tid = coalesce(?, greatest(
     CAST((SELECT coalesce(max(tid), 0) FROM {last}) AS SIGNED) + 1,
     CAST(((((YEAR(@relstore_now) - 1900) * 12 + MONTH(@relstore_now) - 1) * 31 + DAY(@relstore_now) - 1) * 24
           + HOUR(@relstore_now)) * 60 + MINUTE(@relstore_now) AS SIGNED) * 4294967296
-    + CAST(SECOND(@relstore_now) * 1000000 + MICROSECOND(@relstore_now) AS SIGNED) * 4294967296 DIV 60000000))
+    + CAST(SECOND(@relstore_now) * 1000000 + MICROSECOND(@relstore_now) AS SIGNED) * 4294967296 DIV 60000000));
+SET @relstore_tid = IF(EXISTS(SELECT 1 FROM {relstore_commit} WHERE session = ? AND vote = ?), @relstore_tid, NULL)
 
 -- name: insert_transaction [hp]
 INSERT INTO {transaction} (tid, packed, username, description, extension) VALUES (@relstore_tid, ?, ?, ?, ?)
@@ -183,16 +195,18 @@ DROP TEMPORARY TABLE relstore_stage
 
 -- The tid is returned before the COMMIT, but counts only where the whole message was answered.
 -- name: end_finish
-UPDATE {relstore_commit} SET tid = @relstore_tid WHERE session = ?;
+UPDATE {relstore_commit} SET tid = @relstore_tid WHERE session = ? AND vote = ?;
 SELECT @relstore_tid;
 COMMIT
 
--- Waits until the transaction is decided. The commit of our own is for what was asked about: it must be on disk too.
+-- Waits until the transaction is decided. The commit of our own is for what was asked about: it must be on disk too. In a
+-- cluster, where it may be open on another server still, it cannot be committed after the row was written here.
 -- name: outcome
 SET SESSION innodb_lock_wait_timeout = ?;
 START TRANSACTION;
 SELECT tid FROM {relstore_commit} WHERE session = ? AND vote = ? FOR UPDATE;
-UPDATE {relstore_commit} SET voted = UTC_TIMESTAMP(6) WHERE session = ?;
+INSERT INTO {relstore_commit} (session, vote, tid, voted) VALUES (?, 0, 0, UTC_TIMESTAMP(6))
+ON DUPLICATE KEY UPDATE voted = VALUES(voted);
 COMMIT
 
 -- name: kill
