@@ -9,7 +9,7 @@ import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from unittest import TestCase
+from unittest import TestCase, mock
 
 from transaction.interfaces import TransientError
 from ZODB.Connection import TransactionMetaData
@@ -17,6 +17,7 @@ from ZODB.POSException import ConflictError
 from ZODB.utils import u64, z64
 
 import relstore
+from relstore.errors import Deadlock, Disconnected, OutcomeUnknown
 from relstore.tests.backends import (
     MySQLdbHistoryFree,
     MySQLdbHistoryPreserving,
@@ -167,6 +168,25 @@ class Nodes(TestCase):
             watch.one('SELECT 1')
             self.assertEqual({oid: value_of(storage.load(oid)[0]) for oid in done}, done)
             self.assertEqual(storage._pool.lent, 0)
+
+    def test_another_node_is_asked_for_the_outcome(self):
+        """It cannot know whether the first will still commit: so it says that, and keeps it from doing so."""
+        [oid], tid = self.objects()
+        txn = self.voted(self.here, (oid, tid, state(-1)))
+        pool, session = self.here._pool, self.here._txn._session
+        orphan = self.here._txn._ticket, self.here._txn._batches, self.here._txn._record
+        pool.retire()
+        with mock.patch.object(self.here._adapter, 'finish', side_effect=Disconnected('lost by this test')), \
+                mock.patch.object(session, 'close'), \
+                mock.patch.object(pool, '_connect', self.there._adapter.connect), \
+                self.assertRaises(OutcomeUnknown):
+            self.here.tpc_finish(txn)
+        pool.retire()
+        ticket, batches, record = orphan
+        with self.assertRaises(Deadlock):
+            self.here._adapter.finish(session, ticket, None, record, batches)
+        session.close()
+        self.assertEqual(self.there.load(oid), (state(0), tid))
 
     def test_oids_differ(self):
         oids = [u64(storage.new_oid()) for storage in self.storages * 50]

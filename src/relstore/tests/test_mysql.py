@@ -5,11 +5,12 @@ test_faults ends a connection at every statement and every byte; here it is ende
 the middle of something. What MySQL and PostgreSQL have in common, round trips among it, is in test_protocol.
 """
 import re
+import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
-from unittest import TestCase
+from contextlib import closing, contextmanager
+from unittest import TestCase, mock
 
 from transaction.interfaces import TransientError
 from ZODB.Connection import TransactionMetaData
@@ -17,7 +18,8 @@ from ZODB.POSException import ConflictError, ReadConflictError, StorageError
 from ZODB.utils import p64, u64, z64
 
 import relstore
-from relstore.errors import Deadlock, LockTimeout
+from relstore.errors import Deadlock, Disconnected, LockTimeout
+from relstore.session import Session
 from relstore.tests.backends import MYSQL, PYMYSQL_ON_MYSQL, cases
 from relstore.tests.test_faults import commit, counter, exists, join_all_but, state, value_of
 
@@ -203,6 +205,99 @@ class OldVotes(Suite):
         self.started(self.opened).result(10)
         mine.tpc_finish(txn)
         self.assertEqual(self.watch.one('SELECT count(*) FROM relstore_commit WHERE session <> 0'), 1)
+
+
+    def test_who_votes_meanwhile_keeps_its_row(self):
+        """A session that was idle for days votes just when its old row is about to be removed."""
+        [oid] = self.objects()
+        adapter = self.other._adapter
+        mine = self.opened()
+        tid = commit(mine, (oid, self.other.getTid(oid), state(1)))
+        self.watch.rows('UPDATE relstore_commit SET voted = voted - INTERVAL 2 DAY')
+        with self.other._pool.session() as session:
+            old = [key for key, in session.script(adapter.sql.old_commits)]
+            self.assertIn(mine._pool._idle[-1].key, old)
+            vote = self.started(self.voted, mine, (oid, tid, state(2)))
+            self.watch.until_somebody_waits()
+            session.results(adapter.sql.forget_commits, (old,))
+        txn = vote.result(20)
+        with unanswered(mine):
+            later = self.finished(mine, txn)
+        self.assertEqual(self.other.load(oid), (state(2), later))
+
+
+@contextmanager
+def unanswered(storage, sent=True):
+    """Lose the connection when finish has committed; or before it was sent."""
+    def finish(session, *arguments):
+        if sent:
+            real(session, *arguments)
+        raise Disconnected('lost by this test')
+
+    real = storage._adapter.finish
+    with mock.patch.object(storage._adapter, 'finish', finish):
+        yield
+
+
+class Asking(Suite):
+    """What became of a commit is asked for on another connection."""
+
+    def setUp(self):
+        super().setUp()
+        [self.oid] = self.objects()
+        self.mine = self.opened()
+        self.base = self.other.getTid(self.oid)
+
+    def test_a_deadlock_is_no_answer(self):
+        """A node of a cluster may end what asks, in favour of what it asks about."""
+        def results(session, sql, parameters=()):
+            if sql == self.mine._adapter.sql.outcome and len(ended) < 3:
+                ended.append(sql)
+                raise Deadlock(message='of this test')
+            return real(session, sql, parameters)
+
+        ended, real = [], Session.results
+        txn = self.voted(self.mine, (self.oid, self.base, state(1)))
+        with unanswered(self.mine), mock.patch.object(Session, 'results', results):
+            tid = self.finished(self.mine, txn)
+        self.assertEqual(len(ended), 3)
+        self.assertEqual(self.other.load(self.oid), (state(1), tid))
+
+    def test_what_was_not_sent_was_not_stored(self):
+        """Also by a session that had committed before."""
+        for value in (1, 2):
+            txn = self.voted(self.mine, (self.oid, self.base, state(-1)))
+            with unanswered(self.mine, sent=False):
+                self.assertIsInstance(self.finished(self.mine, txn), Disconnected)
+            self.base = commit(self.mine, (self.oid, self.base, state(value)))
+            self.assertEqual(self.value(self.oid), value)
+
+    def test_a_transaction_that_is_gone_writes_nothing(self):
+        """Its locks are gone too, and what it was compared with may have changed."""
+        txn = self.voted(self.mine, (self.oid, self.base, state(-1)))
+        self.mine._txn._session.rollback()
+        self.assertIsInstance(self.finished(self.mine, txn), StorageError)
+        self.assertEqual(self.other.load(self.oid), (state(0), self.base))
+        self.watch.until_nothing_is_open()
+        commit(self.mine, (self.oid, self.base, state(1)))
+
+
+class Reconnecting(Suite):
+
+    def test_the_client_library_makes_a_new_connection(self):
+        """As an option file may tell it to: the new one has not been told anything, so it is not used."""
+        with tempfile.NamedTemporaryFile('w', suffix='.cnf') as options:
+            options.write('[client]\nreconnect = 1\n')
+            options.flush()
+            adapter = relstore.MySQL(**self.arguments(), driver=self.driver, read_default_file=options.name)
+            storage = relstore.RelStore(adapter, keep_history=self.keep_history)
+            self.addCleanup(storage.close)
+            [oid] = self.objects()
+            with self.assertRaises(Disconnected), closing(adapter.connect()) as session:
+                self.watch.terminate(session._connection.thread_id())
+                session.all('SELECT 1')
+            self.watch.terminate(storage._pool._idle[-1]._connection.thread_id())
+            self.assertEqual(value_of(storage.load(oid)[0]), 0)
 
 
 class RelStorageBeside(Suite):
@@ -561,6 +656,6 @@ class Counters(Suite):
         self.assertEqual([self.value(oid) for oid in oids], [done] * 3)
 
 
-cases(globals(), NobodyWaits, Creators, OldVotes, Oids, Counters, backends=ONE_DRIVER)
-cases(globals(), RelStorageBeside, Ended, Refused, backends=BOTH_DRIVERS)
-del Suite, NobodyWaits, Creators, OldVotes, RelStorageBeside, Ended, Refused, Oids, Counters
+cases(globals(), NobodyWaits, Creators, OldVotes, Oids, Counters, Reconnecting, backends=ONE_DRIVER)
+cases(globals(), RelStorageBeside, Ended, Refused, Asking, backends=BOTH_DRIVERS)
+del Suite, NobodyWaits, Creators, OldVotes, Asking, Reconnecting, RelStorageBeside, Ended, Refused, Oids, Counters

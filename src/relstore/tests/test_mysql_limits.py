@@ -15,7 +15,7 @@ from unittest.mock import patch
 from transaction.interfaces import TransientError
 from ZODB.Connection import TransactionMetaData
 from ZODB.POSException import ConflictError, ReadConflictError, StorageError
-from ZODB.utils import u64, z64
+from ZODB.utils import p64, u64, z64
 
 import relstore
 from relstore.errors import ConfigurationError
@@ -97,6 +97,16 @@ class Packets(TestCase):
         self.assertEqual(self.storage.load(small), (state(1), tid))
         self.assertEqual(len(self.storage), 1)
         self.assertGreater(commit(self.storage, (small, tid, state(3))), tid)
+
+    def test_many_objects_with_large_oids_from_elsewhere(self):
+        """Their oids alone, which are locked one by one, are more than a packet."""
+        txn = TransactionMetaData()
+        self.storage.tpc_begin(txn)
+        for n in range(26_000):
+            self.storage.store(p64(2 ** 62 + n), z64, b'.', '', txn)
+        self.storage.tpc_vote(txn)
+        self.storage.tpc_finish(txn)
+        self.assertEqual(self.storage.load(p64(2 ** 62 + 25_999))[0], b'.')
 
     def _fits(self, make, size, **metadata) -> bool:
         try:
