@@ -275,6 +275,29 @@ class Cache:
                     oids.append(oid)
             return oids
 
+    def newest_change(self, oid: int, at: int, since: int, generation: int | None = None) -> int | None:
+        """Return the tid that the object had in a view at `at`, if it changed after `since`; 0 if it did not.
+
+        None if the log cannot tell: it does not reach back to `since`, or the object changed after `at` too.
+        """
+        with self._lock:
+            if self._outdated(generation) or not self.floor <= since <= at <= self.head:
+                return None
+            tid = self._changed.get(oid, 0)
+            if tid > at:
+                return None
+            return tid if tid > since else 0
+
+    def current(self, generation: int | None = None) -> tuple[int, list[tuple[int, int, bytes]]]:
+        """Return (head, [(oid, tid, state)] of the cached revisions that are right there), those in use first."""
+        with self._lock:
+            if self._outdated(generation):
+                return self.head, []
+            rows = [(oid, newest) for oid, newest in self._entries.items()
+                    if newest.tid <= self.head <= newest.valid_to]
+            rows.sort(key=lambda row: not row[1].used)
+            return self.head, [(oid, revision.tid, revision.state) for oid, revision in rows]
+
     def clear(self) -> None:
         """Forget every state. What is known of changes stays; ZODB's own tests call this on `storage._cache`."""
         with self._lock:
