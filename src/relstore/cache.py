@@ -7,9 +7,11 @@ Readers take no lock.  What they may meet while a writer works is harmless, beca
 
 * tid and state of a Revision never change, and it is complete before the dictionary names it;
 * valid_to is one reference, and each value that it ever has is true for the views that stand at that time:
-  it is lowered before `head` moves, and no view stands at a tid before the poll that told it was entered.
+  it is lowered before `head` moves, and no view stands at a tid before the poll that told it was entered;
 
-So a get() that overtakes or is overtaken by an advance() answers for `at`, which is what was asked.
+* a revision that is replaced is among the older ones before the newer one takes its place.
+
+So a find() that overtakes or is overtaken by an advance() answers for `at`, which is what was asked.
 """
 import sys
 from collections import deque
@@ -22,29 +24,33 @@ OPEN = 1 << 63
 
 
 class Revision:
-    """One state of one object, and the next older one."""
+    """One state of one object."""
 
-    __slots__ = ('tid', 'valid_to', 'state', 'older', 'used')
+    __slots__ = ('tid', 'valid_to', 'state', 'used')
 
-    def __init__(self, tid: int, valid_to: int, state: bytes, older: 'Revision | None'):
+    def __init__(self, tid: int, valid_to: int, state: bytes):
         self.tid = tid
         self.valid_to = valid_to
         self.state = state
-        self.older = older
         self.used = False           # hit since the hand of the clock passed? (of the newest only)
 
 
-# What Python needs beside the state: the Revision, its tid, and what the allocator rounds up.
-REVISION_BYTES = sys.getsizeof(Revision(0, 0, b'', None)) + sys.getsizeof(1 << 62) + 28
-# And per object: the oid, a slot in a dictionary between one and two thirds full, a place on the clock.
-OBJECT_BYTES = sys.getsizeof(1 << 31) + 48 + 8
+def memory_of(thing: object) -> int:
+    """Return the bytes that an object takes of Python's memory, which is given out 16 at a time."""
+    return (sys.getsizeof(thing) + 15) & ~15
+
+
+# What a cached revision takes beside its state: itself, and its tid.
+REVISION_BYTES = memory_of(Revision(0, 0, b'')) + memory_of(1 << 62)
+# And an object: its oid, a slot in a dictionary between one and two thirds full, a place before the clock's hand.
+OBJECT_BYTES = memory_of(1 << 31) + 48 + 8
 
 # How many used objects the hand spares before it takes one all the same: no writer holds the lock long.
 PATIENCE = 100
 
 
-def _size(revision: Revision | None) -> int:
-    return 0 if revision is None else REVISION_BYTES + sys.getsizeof(revision.state)
+def _size(state: bytes) -> int:
+    return REVISION_BYTES + memory_of(state)
 
 
 class Cache:
@@ -65,50 +71,55 @@ class Cache:
     def __init__(self, limit: int, object_max: int, log_limit: int = 100_000):
         self.limit = limit
         # The longest state that is kept; none is longer than what a whole empty cache could hold.
-        self.object_max = min(object_max, limit - OBJECT_BYTES - REVISION_BYTES - sys.getsizeof(b''))
+        self.object_max = min(object_max, limit - OBJECT_BYTES - _size(b''))
         self.log_limit = log_limit
         self.head = 0               # the newest polled tid
         self.floor = 0              # the log is complete in (floor, head]
         self.generation = 0         # how often restart() was called
         self._lock = Lock()         # for writers
-        self._entries: dict[int, Revision] = {}
+        self._entries: dict[int, Revision] = {}     # the newest
+        self._older: dict[int, Revision] = {}       # the one before it, of few objects
         self._changed: dict[int, int] = {}      # oid -> newest tid in (floor, head]; in the order of tids
-        self._clock: deque[int] = deque()       # every oid of _entries once; the hand is at the left
+        self._clock: deque[int] = deque()       # oids that the hand has yet to pass in this round
         self._bytes = 0
+        self._last_tid = 0          # of the last revision that came: neighbours often share it, and then its memory
         self._evictions = 0
         # Counted without a lock: threads may lose a count to each other, and nobody waits.
         self._hits = self._misses = 0
 
     # Reading
 
-    def get(self, oid: int, at: int) -> tuple[bytes, int] | None:
-        """Return (state, tid) as a view at `at` sees the object, or None if that is not cached."""
+    def find(self, oid: int, at: int) -> Revision | None:
+        """Return what a view at `at` sees of the object, or None if that is not cached."""
         try:
             revision = self._entries[oid]
+            if not revision.tid <= at <= revision.valid_to:
+                revision = self._older[oid]
+                if not revision.tid <= at <= revision.valid_to:
+                    raise KeyError
         except KeyError:
-            revision = None
-        while revision is not None:
-            if revision.tid <= at <= revision.valid_to:
-                revision.used = True
-                self._hits += 1
-                return revision.state, revision.tid
-            revision = revision.older
-        self._misses += 1
-        return None
+            self._misses += 1
+            return None
+        revision.used = True
+        self._hits += 1
+        return revision
+
+    def _find_older(self, oid: int, at: int) -> Revision | None:
+        revision = self._older.get(oid)
+        return revision if revision is not None and revision.tid <= at <= revision.valid_to else None
 
     def revision(self, oid: int, tid: int) -> bytes | None:
         """Return the state that the transaction `tid` gave the object, or None if it is not cached."""
-        revision = self._entries.get(oid)
-        while revision is not None and revision.tid != tid:
-            revision = revision.older
-        return None if revision is None else revision.state
+        for revision in (self._entries.get(oid), self._older.get(oid)):
+            if revision is not None and revision.tid == tid:
+                return revision.state
+        return None
 
     def holds(self, oid: int, at: int) -> bool:
-        """Whether get() would find it. This is no use of it, and not counted."""
+        """Whether find() would find it. This is no use of it, and not counted."""
         revision = self._entries.get(oid)
-        while revision is not None and not revision.tid <= at <= revision.valid_to:
-            revision = revision.older
-        return revision is not None
+        return revision is not None and (
+            revision.tid <= at <= revision.valid_to or self._find_older(oid, at) is not None)
 
     def was_used(self, oid: int) -> bool:
         """Whether it was hit lately. False for what is not cached."""
@@ -135,12 +146,10 @@ class Cache:
         with self._lock:
             if self._outdated(generation):
                 return
-            if oid in self._entries:
-                self._add(oid, tid, state, self._valid_to(oid, at))
-            else:               # as _add would do it, in half the time
-                self._entries[oid] = Revision(tid, self._valid_to(oid, at), state, None)
-                self._clock.append(oid)
-                self._bytes += OBJECT_BYTES + REVISION_BYTES + sys.getsizeof(state)
+            if tid == self._last_tid:
+                tid = self._last_tid
+            self._last_tid = tid
+            self._add(oid, tid, state, self._valid_to(oid, at))
             if self._bytes > self.limit:
                 self._evict()
 
@@ -156,47 +165,48 @@ class Cache:
 
     def _add(self, oid: int, tid: int, state: bytes, valid_to: int) -> None:
         newest = self._entries.get(oid)
-        newer, older = None, newest
-        while older is not None and older.tid > tid:
-            newer, older = older, older.older
-        if newer is not None:
-            valid_to = min(valid_to, newer.tid - 1)
+        if newest is None:
+            self._bytes += OBJECT_BYTES + _size(state)
+            self._entries[oid] = Revision(tid, valid_to, state)
+        elif newest.tid == tid:
+            newest.valid_to = max(newest.valid_to, valid_to)
+        elif newest.tid < tid:
+            newest.valid_to = min(newest.valid_to, tid - 1)
+            self._set_older(oid, newest)
+            self._bytes += _size(state)
+            self._entries[oid] = Revision(tid, valid_to, state)
+        else:
+            self._add_older(oid, tid, state, min(valid_to, newest.tid - 1))
+
+    def _add_older(self, oid: int, tid: int, state: bytes, valid_to: int) -> None:
+        older = self._older.get(oid)
         if older is not None and older.tid == tid:
             older.valid_to = max(older.valid_to, valid_to)
-        elif newer is None:
-            self._bytes += REVISION_BYTES + sys.getsizeof(state)
-            if older is None:
-                self._bytes += OBJECT_BYTES
-                self._clock.append(oid)
-            else:
-                self._drop_older(older)
-                older.valid_to = min(older.valid_to, tid - 1)
-            self._entries[oid] = Revision(tid, valid_to, state, older)
-        elif newer is newest:
-            self._bytes += REVISION_BYTES + sys.getsizeof(state)
-            self._drop_older(newest)
-            newest.older = Revision(tid, valid_to, state, None)
+        elif older is None or older.tid < tid:
+            self._set_older(oid, Revision(tid, valid_to, state))
+            self._bytes += _size(state)
 
-    def _drop_older(self, revision: Revision) -> None:
-        self._bytes -= _size(revision.older)
-        revision.older = None
+    def _set_older(self, oid: int, revision: Revision) -> None:
+        if oid in self._older:
+            self._bytes -= _size(self._older[oid].state)
+        self._older[oid] = revision
 
     def _evict(self) -> None:
         patience = PATIENCE
         while self._bytes > self.limit:
+            if not self._clock:
+                self._clock.extend(self._entries)
             oid = self._clock.popleft()
             newest = self._entries[oid]
-            if newest.older is not None:
-                # The older revision goes first: views that need it do not live long.
-                self._drop_older(newest)
-                self._clock.append(oid)
+            if oid in self._older:
+                # It goes first: views that need it do not live long.
+                self._bytes -= _size(self._older.pop(oid).state)
             elif newest.used and patience:
                 patience -= 1
                 newest.used = False
-                self._clock.append(oid)
             else:
                 del self._entries[oid]
-                self._bytes -= OBJECT_BYTES + _size(newest)
+                self._bytes -= OBJECT_BYTES + _size(newest.state)
                 self._evictions += 1
 
     # Polling
@@ -215,9 +225,7 @@ class Cache:
             for tid, oid in sorted((tid, oid) for oid, tid in changes if self.head < tid <= new):
                 self._changed.pop(oid, None)
                 self._changed[oid] = tid
-                newest = self._entries.get(oid)
-                if newest is not None:
-                    self._expire(newest, tid)
+                self._expire(oid, tid)
             self.head = new         # last: a reader of head may stand there at once
             if len(self._changed) > self.log_limit:
                 middle = next(islice(reversed(self._changed.values()), self.log_limit // 2, None))
@@ -230,25 +238,23 @@ class Cache:
                 self._jump(new)
 
     def _jump(self, new: int) -> None:
-        for newest in self._entries.values():
-            self._expire(newest, OPEN)
+        for oid in self._entries:
+            self._expire(oid, OPEN)
         self._changed = {}
         self.floor = new
         self.head = new
 
-    def _expire(self, newest: Revision, tid: int) -> None:
-        """End what is older than the change at `tid`.
+    def _expire(self, oid: int, tid: int) -> None:
+        """End what is older than the object's change at `tid`.
 
         It was right up to head, because the log is complete up to there.  It need not be right up to tid - 1:
         tid is only the newest change, and a view at its own answer may stand between it and an earlier one.
         For the same reason the older revision ends too, though an own commit may have bounded it already.
         """
-        revision = newest
-        while revision is not None:
-            if revision.tid < tid:
+        for revision in (self._entries.get(oid), self._older.get(oid)):
+            if revision is not None and revision.tid < tid:
                 revision.valid_to = min(revision.valid_to, self.head)
                 revision.used = False   # no new view needs it: the clock may take it
-            revision = revision.older
 
     def trim(self, floor: int) -> None:
         """Forget what changed up to `floor`.  Happens by itself when the log has reached its limit."""
@@ -320,6 +326,7 @@ class Cache:
 
     def _forget(self) -> None:
         self._entries = {}
+        self._older = {}
         self._clock.clear()
         self._bytes = 0
 

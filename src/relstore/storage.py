@@ -152,22 +152,27 @@ class RelStore(UndoLogCompatible):
 
     def load(self, oid: bytes, version: str = '') -> tuple[bytes, bytes]:
         """Return (state, tid) as the view sees the object; without a view, as it is now."""
-        at = self._at
-        if at is None and self._last[0] is not None:
-            self._take_view()       # it has committed since; the next poll_invalidations reports what changed
-            at = self._at
-        if at is None:
-            row = self._pool.attempt(lambda session: self._adapter.load_now(session, u64(oid)))
-        else:
-            if self._generation == self._cache.generation:
-                row = self._cache.get(u64(oid), at)
-                if row is not None:
-                    self._hit = row[0]
-                    return row[0], p64(row[1])
-            row = self._load_at(u64(oid), at)
+        at, cache = self._at, self._cache
+        if at is not None and self._generation == cache.generation:
+            hit = cache.find(int.from_bytes(oid, 'big'), at)        # half as long as u64
+            if hit is not None:
+                self._hit = state = hit.state
+                return state, hit.tid.to_bytes(8, 'big')
+        row = self._load(u64(oid))
         if row is None or row[0] is None:
             raise POSKeyError(oid)
         return row[0], p64(row[1])
+
+    def _load(self, oid: int) -> tuple | None:
+        """Return (state, tid, ...) of what is not cached. Apart from load, which a closure would make slower."""
+        if self._at is None and self._last[0] is not None:
+            self._take_view()       # it has committed since; the next poll_invalidations reports what changed
+            hit = self._cache.find(oid, self._at) if self._generation == self._cache.generation else None
+            if hit is not None:
+                return hit.state, hit.tid
+        if self._at is None:
+            return self._pool.attempt(lambda session: self._adapter.load_now(session, oid))
+        return self._load_at(oid, self._at)
 
     def _load_at(self, oid: int, at: int) -> tuple | None:
         """Load (state, tid, references) past the cache. ReadConflictError if it is there no longer, or never can be."""

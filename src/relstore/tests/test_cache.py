@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from relstore.cache import OBJECT_BYTES, OPEN, REVISION_BYTES, Cache
+from relstore.cache import OBJECT_BYTES, OPEN, REVISION_BYTES, Cache, memory_of
 
 OIDS = 8
 VIEWS = 4
@@ -18,6 +18,12 @@ POLL_LIMIT = 5
 # Room for about five objects, some with two revisions.
 LIMIT = 1600
 LOG_LIMIT = 6
+
+
+def get(cache, oid, at):
+    """Return (state, tid) of what the cache finds, or None."""
+    found = cache.find(oid, at)
+    return None if found is None else (found.state, found.tid)
 
 
 class View:
@@ -79,7 +85,7 @@ class World:
         """Load, from the cache if it can; what the database answers may be entered later."""
         self.wake(view)
         tid, state = self.truth(oid, view.at)
-        hit = self.cache.get(oid, view.at)
+        hit = get(self.cache, oid, view.at)
         if hit is not None:
             self.hits += 1
             assert hit == (state, tid), f'view {view.at} of {oid} got {hit}, not {(state, tid)}'
@@ -145,13 +151,12 @@ class World:
 
     def check(self):
         cache, stats = self.cache, self.cache.stats()
-        used = sum(
-            REVISION_BYTES + sys.getsizeof(revision.state)
-            for newest in cache._entries.values()
-            for revision in (newest, newest.older) if revision is not None
-        )
+        assert cache._older.keys() <= cache._entries.keys()
+        used = sum(REVISION_BYTES + memory_of(revision.state)
+                   for revision in (*cache._entries.values(), *cache._older.values()))
         assert stats['bytes'] == used + OBJECT_BYTES * stats['objects'] <= cache.limit
-        assert sorted(cache._clock) == sorted(cache._entries)
+        assert len(set(cache._clock)) == len(cache._clock)
+        assert cache._entries.keys() >= set(cache._clock)
         assert stats['log'] <= cache.log_limit
         assert list(cache._changed.values()) == sorted(cache._changed.values())
         assert all(cache.floor < tid <= cache.head for tid in cache._changed.values())
@@ -252,30 +257,29 @@ class PutsWithoutFloor(Cache):
 
 
 class NeverEnds(Cache):
-    def _expire(self, newest, tid):
+    def _expire(self, oid, tid):
         if tid == OPEN:
-            super()._expire(newest, tid)
+            super()._expire(oid, tid)
 
 
 class EndsBeforeTheChange(Cache):
-    def _expire(self, newest, tid):
-        revision = newest
-        while revision is not None:
-            if revision.tid < tid:
+    def _expire(self, oid, tid):
+        for revision in (self._entries.get(oid), self._older.get(oid)):
+            if revision is not None and revision.tid < tid:
                 revision.valid_to = min(revision.valid_to, self.head if tid == OPEN else tid - 1)
-            revision = revision.older
 
 
 class EndsTheNewestOnly(Cache):
-    def _expire(self, newest, tid):
-        if newest.tid < tid:
+    def _expire(self, oid, tid):
+        newest = self._entries.get(oid)
+        if newest is not None and newest.tid < tid:
             newest.valid_to = min(newest.valid_to, self.head)
 
 
 class JumpsWithoutEnding(Cache):
-    def _expire(self, newest, tid):
+    def _expire(self, oid, tid):
         if tid != OPEN:
-            super()._expire(newest, tid)
+            super()._expire(oid, tid)
 
 
 class JumpsWithoutFloor(Cache):
@@ -401,7 +405,7 @@ class TestThreads(unittest.TestCase):
                     self.wrong.append(f'view {at} kept {state}')
             for _ in range(20):
                 oid = rnd.randrange(self.OIDS)
-                hit, truth = self.cache.get(oid, at), self.truth(oid, at)
+                hit, truth = get(self.cache, oid, at), self.truth(oid, at)
                 if hit is None:
                     self.cache.put(oid, truth[1], truth[0], at)
                 elif hit != truth:
@@ -468,20 +472,20 @@ class TestBudget(unittest.TestCase):
         cache.put(0, 1, b'hit', 1)
         for oid in range(1, 100):
             cache.put(oid, 1, b'never hit', 1)
-            self.assertEqual(cache.get(0, 1), (b'hit', 1))
-        self.assertIsNone(cache.get(1, 1))
+            self.assertEqual(get(cache, 0, 1), (b'hit', 1))
+        self.assertIsNone(get(cache, 1, 1))
 
     def test_what_changed_goes_first(self):
         cache = Cache(10 * (REVISION_BYTES + OBJECT_BYTES + 50), 100)
         for oid in range(10):
             cache.put(oid, 1, b'state', 1)
-            cache.get(oid, 1)
+            get(cache, oid, 1)
         cache.advance(0, 2, [(7, 2)])
         oid = 9
         while not cache.stats()['evictions']:
             oid += 1
             cache.put(oid, 1, b'state', 2)
-        self.assertEqual([oid for oid in range(10) if cache.get(oid, 1) is None], [7])
+        self.assertEqual([oid for oid in range(10) if get(cache, oid, 1) is None], [7])
 
     def test_older_revisions_go_before_objects(self):
         cache = Cache(2 * (REVISION_BYTES + OBJECT_BYTES + 50), 100)
@@ -489,8 +493,8 @@ class TestBudget(unittest.TestCase):
         cache.put(1, 2, b'two', 2)
         cache.put(2, 1, b'other', 2)
         self.assertIsNone(cache.revision(1, 1))
-        self.assertEqual(cache.get(1, 2), (b'two', 2))
-        self.assertEqual(cache.get(2, 2), (b'other', 1))
+        self.assertEqual(get(cache, 1, 2), (b'two', 2))
+        self.assertEqual(get(cache, 2, 2), (b'other', 1))
         self.assertEqual(cache.stats()['evictions'], 0)
 
     def test_too_long_states_are_not_kept(self):
@@ -502,7 +506,7 @@ class TestBudget(unittest.TestCase):
         small = Cache(1000, 5000)
         small.put(1, 1, b'short', 1)
         small.put(2, 1, bytes(2000), 1)
-        self.assertEqual(small.get(1, 1), (b'short', 1))
+        self.assertEqual(get(small, 1, 1), (b'short', 1))
 
     def test_limit_0_keeps_the_log_only(self):
         cache = Cache(0, 1000)
@@ -554,7 +558,7 @@ class TestRules(unittest.TestCase):
     def test_an_answer_after_a_gap_is_a_jump(self):
         self.cache.put(1, 3, b'three', 3)
         self.cache.advance(5, 9, [])
-        self.assertIsNone(self.cache.get(1, 9))
+        self.assertIsNone(get(self.cache, 1, 9))
         self.assertEqual((self.cache.floor, self.cache.head), (9, 9))
 
     def test_a_view_at_its_own_answer(self):
@@ -564,29 +568,29 @@ class TestRules(unittest.TestCase):
         self.cache.advance(5, 10, [(1, 9)])
         self.cache.advance(5, 8, [(1, 7)])
         self.assertEqual(self.cache.head, 10)
-        self.assertIsNone(self.cache.get(1, 8))
+        self.assertIsNone(get(self.cache, 1, 8))
         self.assertEqual(self.cache.invalidations(5, None), [1])
         self.cache.put(1, 7, b'seven', 8)
-        self.assertEqual(self.cache.get(1, 8), (b'seven', 7))
-        self.assertIsNone(self.cache.get(1, 10))
+        self.assertEqual(get(self.cache, 1, 8), (b'seven', 7))
+        self.assertIsNone(get(self.cache, 1, 10))
         self.assertEqual(self.cache.invalidations(8, None), [1])
 
     def test_clear_forgets_states_and_keeps_the_log(self):
         self.cache.advance(0, 5, [(1, 4)])
         self.cache.put(1, 4, b'four', 5)
         self.cache.clear()
-        self.assertIsNone(self.cache.get(1, 5))
+        self.assertIsNone(get(self.cache, 1, 5))
         self.assertEqual([self.cache.stats()[name] for name in ('objects', 'bytes', 'log')], [0, 0, 1])
         self.assertEqual((self.cache.generation, self.cache.head), (0, 5))
         self.cache.put(1, 4, b'four', 5)
-        self.assertEqual(self.cache.get(1, 5), (b'four', 4))
+        self.assertEqual(get(self.cache, 1, 5), (b'four', 4))
 
     def test_restart(self):
         self.cache.jump(10)
         self.cache.put(1, 9, b'lost', 10)
         self.cache.restart(6)
         self.assertEqual((self.cache.floor, self.cache.head), (6, 6))
-        self.assertIsNone(self.cache.get(1, 10))
+        self.assertIsNone(get(self.cache, 1, 10))
         self.cache.put(1, 9, b'lost', 10, generation=0)
         self.cache.committed(1, 9, b'lost', generation=0)
         self.cache.advance(6, 9, [], generation=0)
@@ -598,6 +602,6 @@ class TestRules(unittest.TestCase):
     def test_hits_and_misses_are_counted(self):
         self.cache.put(1, 3, b'three', 3)
         for at in (2, 3, 4):
-            self.cache.get(1, at)
-        self.cache.get(2, 3)
+            get(self.cache, 1, at)
+        get(self.cache, 2, 3)
         self.assertEqual([self.cache.stats()[name] for name in ('hits', 'misses')], [2, 2])

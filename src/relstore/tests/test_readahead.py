@@ -51,7 +51,7 @@ class Guesses(unittest.TestCase):
 
     def use(self, oids):
         for oid in oids:
-            self.assertIsNotNone(self.cache.get(oid, 1))
+            self.assertIsNotNone(self.cache.find(oid, 1))
 
     def test_an_object_that_nothing_seen_refers_to(self):
         self.ahead.saw(None, record(5, 6))
@@ -130,7 +130,7 @@ class Guesses(unittest.TestCase):
             self.ahead.saw(None, record(*range(node, node + 20)))
             misses = 0
             for oid in range(node, node + 20):
-                if not self.cache.get(oid, 1):
+                if not self.cache.find(oid, 1):
                     self.miss(oid)
                     misses += 1
         self.assertEqual(misses, 1)
