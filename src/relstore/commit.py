@@ -209,6 +209,8 @@ class Transaction:
         except BaseException:
             self._session.broken = True
             raise
+        finally:
+            self._database.polling.committed()
         for row in self._spool:
             if row.held is not None:        # what went to the file would only push others out
                 self._database.cache.committed(row.oid, tid, row.held, self._generation)

@@ -8,6 +8,7 @@ from relstore.adapters.base import Adapter
 from relstore.cache import Cache
 from relstore.oids import OidAllocator
 from relstore.options import Options
+from relstore.polling import Answer, Polling
 from relstore.readahead import Counts
 from relstore.session import Session, SessionPool
 
@@ -30,6 +31,7 @@ class Database:
         self.pool = SessionPool(adapter.connect, options.pool_size, options.pool_timeout)
         self.oids = OidAllocator(lambda count: self.pool.attempt(lambda s: adapter.new_oids(s, count)))
         self.ahead = Counts()
+        self.polling = Polling(None, 0)
         # How a record is wrapped (compressed, say) by a storage around this one: see IStorageWrapper.
         self.transform = self.untransform = lambda record: record
         self._lock = threading.Lock()           # for changes of the epoch, with the cache's generation
@@ -53,13 +55,26 @@ class Database:
         with self._lock:
             return self._epoch if generation in (-1, self.cache.generation) else ''
 
-    def poll(self, session: Session) -> tuple[int, int]:
+    def known(self) -> Answer:
+        """Return where a view may stand without a question to the database."""
+        generation = self.cache.generation      # read before head: see Cache
+        return self.cache.head, generation
+
+    def shared_poll(self) -> Answer:
+        """Bring the cache up to date, together with whoever wants that in this moment."""
+        at, generation = self.polling.by_turns(lambda: self.pool.attempt(self.poll))
+        if generation == self.cache.generation:
+            at = max(at, self.cache.head)       # others may have polled later, and their answer is ours too
+        return at, generation
+
+    def poll(self, session: Session) -> Answer:
         """Bring the cache up to date; return (the newest tid, the generation it belongs to).
 
         Where the adapter reads_in_snapshot, the session then holds a snapshot of just that state.
         """
         generation = self.cache.generation      # read before head: see Cache
         since = self.cache.head
+        self.polling.sent += 1
         epoch, last, changes = self.adapter.poll(session, since, self.options.poll_limit)
         if epoch != self._epoch or last < since:
             with self._lock:
@@ -82,6 +97,7 @@ class Database:
             self.pool.retire()  # sessions know the epoch they began in
         self.oids.forget()      # the database may count them anew
         self.cache.restart(last)
+        self.polling.forget()
         self._epoch = epoch
 
     def zap_all(self) -> None:
@@ -91,12 +107,20 @@ class Database:
         with self._lock:
             self._begin(epoch, 0)
 
+    def cache_stats(self) -> dict[str, int]:
+        return self.cache.stats() | {
+            'ahead_fetched': self.ahead.fetched,
+            'ahead_used': self.ahead.used,
+            'polls_sent': self.polling.sent,
+            'polls_saved': self.polling.saved,
+        }
+
     def close(self) -> None:
         self.pool.close()
 
     def _after_fork(self) -> None:
         self._lock = threading.Lock()
-        for part in (self.pool, self.oids, self.cache):
+        for part in (self.pool, self.oids, self.cache, self.polling):
             part.after_fork()
 
 

@@ -52,6 +52,8 @@ class RelStore(UndoLogCompatible):
         self._last: tuple = (None, -1)          # the view as of the last poll_invalidations, and its generation
         self._own: int | None = None            # tid of its commit since then
         self._snapshot: Session | None = None   # where reads_in_snapshot: a session whose transaction stands at `_at`
+        self._snapshot_due = False              # nobody needed one yet, because the poll was saved
+        self._snapshot_late = False             # when it was opened at last, others had committed
         self._ahead = ReadAhead(self._cache, database.ahead, lambda record: database.untransform(record))
         self._hit: bytes | None = None          # the last state that was in the cache
         self._txn: Transaction | None = None
@@ -117,13 +119,9 @@ class RelStore(UndoLogCompatible):
         return None if changed is None else [p64(oid) for oid in changed]
 
     def _take_view(self) -> None:
-        if not self._adapter.reads_in_snapshot:
-            at, generation = self._pool.attempt(self._database.poll)
-            if generation == self._cache.generation:
-                at = max(at, self._cache.head)      # others may have polled later, and their answer is ours too
-        else:
-            at, generation = self._poll_snapshot()
-        self._at, self._generation = at, generation
+        ask = self._poll_snapshot if self._adapter.reads_in_snapshot else self._database.shared_poll
+        self._at, self._generation = self._database.polling.unless_known(ask, self._database.known)
+        self._snapshot_due = self._adapter.reads_in_snapshot and self._snapshot is None
 
     def _poll_snapshot(self) -> tuple[int, int]:
         def poll():
@@ -145,6 +143,7 @@ class RelStore(UndoLogCompatible):
 
     def _end_snapshot(self) -> None:
         session, self._snapshot = self._snapshot, None
+        self._snapshot_due = self._snapshot_late = False
         if session is not None:
             self._pool.give_back(session)
 
@@ -188,9 +187,9 @@ class RelStore(UndoLogCompatible):
                 elif state is not None:
                     self._cache.put(found, tid, state, at, self._generation)
         if row is None:
-            # A snapshot sees nothing newer than itself: what it does not see is not there.
-            if (self._snapshot is None
-                    and self._pool.attempt(lambda session: self._adapter.current_tid(session, oid)) is not None):
+            # The view's own snapshot sees nothing newer than the view: what it does not see is not there.
+            if ((self._snapshot is None or self._snapshot_late)
+                    and self._view(oid, lambda session: self._adapter.current_tid(session, oid)) is not None):
                 raise ReadConflictError('The revision that this transaction sees is gone', oid=p64(oid))
         elif row[0] is not None:
             self._cache.put(oid, row[1], row[0], at, self._generation)
@@ -199,6 +198,9 @@ class RelStore(UndoLogCompatible):
 
     def _view(self, oid: int, read: Callable[[Session], Result]) -> Result:
         """Return read(session), which reads `oid` as of the view. ReadConflictError if the view's epoch is over."""
+        if self._snapshot_due:
+            last, _ = self._poll_snapshot()
+            self._snapshot_due, self._snapshot_late = False, last != self._at
         if self._snapshot is not None:
             result, generation = read(self._snapshot), self._generation
         else:
@@ -365,6 +367,16 @@ class RelStore(UndoLogCompatible):
         transfer.copy_transactions(other, self, progress)
 
     # Administration -----------------------------------------------------------------------------------------------
+
+    def cache_stats(self) -> dict[str, int]:
+        """Return counts since the storage was opened, by this process; about, where threads count at once.
+
+        hits, misses: of loads in the cache. objects, bytes: in it now. evictions. log: objects of which is known that
+        they changed. ahead_fetched, ahead_used: objects fetched before anybody asked, and of those the ones that
+        were then asked for. polls_sent: questions to the database what changed; polls_saved: those that an answer
+        was there for.
+        """
+        return self._database.cache_stats()
 
     def pack(self, pack_time: float, referencesf: Callable) -> None:
         raise Unsupported('This version of relstore cannot pack a database yet; nothing was removed.')
