@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -35,7 +36,6 @@ WITHOUT_EFFECT = {
     'ro_replica_conf': _LATER + 'read-only sessions too go to the database that the adapter section names.',
     'replica_timeout': _LATER + 'no session goes to a replica that it could leave.',
     'revert_when_stale': _LATER + 'no session goes to a replica that could be stale.',
-    'poll_interval': _LATER + 'every transaction asks the database what changed.',
     'pack_prepack_only': _PACK_LATER,
     'pack_skip_prepack': _PACK_LATER,
     'pack_batch_timeout': _PACK_LATER,
@@ -43,9 +43,6 @@ WITHOUT_EFFECT = {
     'pack_dry_run': _PACK_LATER,
     'pack_duty_cycle': _PACK_LATER,
     'pack_max_delay': _PACK_LATER,
-    'cache_servers': _LATER + 'each process has its own cache alone, of the size that cache-local-mb says.',
-    'cache_module_name': _LATER + 'there is no shared cache that needs a client module.',
-    'cache_prefix': _LATER + 'there is no shared cache whose keys need a prefix.',
     'cache_local_dir': _LATER + 'the cache of a new process starts empty.',
     'cache_local_dir_count': _LATER + 'no cache file is written.',
     'cache_local_dir_read_count': _LATER + 'no cache file is read.',
@@ -70,6 +67,12 @@ TEXT = Allowed('a text', lambda value: value is None or isinstance(value, str))
 # Servers count a timeout in milliseconds, in 32 bits; to some of them 0 means to wait for ever.
 SECONDS = Allowed('seconds, more than 0 and at most 86400',
                   lambda value: type(value) in (int, float) and 0 < value <= 86400)
+# 0 turns something off.
+SECONDS_OR_0 = Allowed('seconds, 0 or more and at most 86400',
+                       lambda value: type(value) in (int, float) and 0 <= value <= 86400)
+# Part of the keys in memcached, which have 250 characters at most.
+PREFIX = Allowed('up to 100 printable ASCII characters without blanks',
+                 lambda value: isinstance(value, str) and re.fullmatch('[!-~]{0,100}', value) is not None)
 
 
 def _from(least: int) -> Allowed:
@@ -99,6 +102,16 @@ class Options:
                       '0 turns it off.')
     cache_local_object_max: int = _option(
         1 << 20, _from(0), 'Bytes of the largest object state that the cache keeps.')
+    cache_servers: str | None = _option(
+        None, TEXT, 'Memcached servers that the processes of a site share, as host:port or unix:/path, with '
+                    'blanks or commas between. All processes have to name the same servers in the same order.')
+    cache_module_name: str | None = _option(
+        None, TEXT, 'The Python module that speaks to memcached, pylibmc or pymemcache. Where it is not given, '
+                    'it is the first of these that is installed. Names that RelStorage has for them are '
+                    'understood.')
+    cache_prefix: str = _option(
+        '', PREFIX, 'What the keys in memcached begin with. A copy of a database that shares the memcached '
+                    'needs another one than the original.')
     pool_size: int = _option(64, _from(2), 'Database sessions that a process may hold.')
     pool_timeout: float = _option(
         30, SECONDS, 'Seconds to wait for a database session when all of them are in use.')
@@ -106,6 +119,10 @@ class Options:
         100_000, _from(1), 'Changed objects that one poll lists. When more have changed, connections drop '
                            'what they hold and the cache begins anew. '
                            'RelStorage calls it cache-delta-size-limit.')
+    poll_interval: float = _option(
+        0, SECONDS_OR_0, 'Seconds for which a process does not ask the database what changed, as long as '
+                         'memcached tells that nothing was committed. 0 means to ask in every transaction, and '
+                         'so does the absence of cache-servers.')
     pack_gc: bool = _option(
         True, FLAG, 'Whether a pack removes objects that nothing refers to. Packing itself is to come.')
 
@@ -148,7 +165,11 @@ class Options:
             if warn and value is not None and name in WITHOUT_EFFECT:
                 logger.warning('%s %s', dashed(name), WITHOUT_EFFECT[name])
         honoured = {name: value for name, value in given.items() if name not in WITHOUT_EFFECT}
-        return cls(**{ALIASES.get(name, name): value for name, value in honoured.items()})
+        options = cls(**{ALIASES.get(name, name): value for name, value in honoured.items()})
+        if warn and options.poll_interval and not options.cache_servers:
+            logger.warning('poll-interval has no effect without cache-servers: every transaction asks the '
+                           'database what changed.')
+        return options
 
 
 def known_names() -> list[str]:

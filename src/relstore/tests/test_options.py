@@ -59,6 +59,7 @@ class DefaultsTests(unittest.TestCase):
         expected = {
             'name': None, 'read_only': False, 'keep_history': True, 'create_schema': True,
             'commit_lock_timeout': 30, 'cache_local_mb': 64, 'cache_local_object_max': 1048576,
+            'cache_servers': None, 'cache_module_name': None, 'cache_prefix': '', 'poll_interval': 0,
             'pool_size': 64, 'pool_timeout': 30, 'poll_limit': 100_000, 'pack_gc': True}
         self.assertEqual(asdict(Options()), expected)
 
@@ -111,7 +112,16 @@ class MakeTests(unittest.TestCase):
 
     def test_none_is_not_worth_a_warning(self):
         with self.assertNoLogs('relstore'):
-            Options.make(blob_dir=None, cache_servers=None)
+            Options.make(blob_dir=None, replica_conf=None)
+
+    def test_poll_interval_needs_servers(self):
+        with self.assertLogs('relstore', logging.WARNING) as logs:
+            Options.make(poll_interval=60)
+        self.assertEqual(logs.records[0].getMessage(), 'poll-interval has no effect without cache-servers: every '
+                                                       'transaction asks the database what changed.')
+        with self.assertNoLogs('relstore'):
+            Options.make(poll_interval=60, cache_servers='localhost:11211')
+            Options.make(poll_interval=0)
 
     def test_relstorages_name_of_poll_limit(self):
         self.assertEqual(Options.make(cache_delta_size_limit=7), Options(poll_limit=7))
@@ -133,11 +143,14 @@ class ValueTests(unittest.TestCase):
         ('commit_lock_timeout', '30'), ('pool_timeout', 0), ('pool_timeout', True),
         ('pool_size', 1), ('pool_size', 2.5), ('pool_size', True),
         ('cache_local_mb', -1), ('cache_local_mb', '64'), ('cache_local_object_max', -1),
-        ('poll_limit', 0), ('poll_limit', -1),
+        ('poll_limit', 0), ('poll_limit', -1), ('poll_interval', -1), ('poll_interval', None),
+        ('cache_servers', 11211), ('cache_prefix', None), ('cache_prefix', 'two words'), ('cache_prefix', 'ä'),
+        ('cache_prefix', 'x' * 101), ('cache_prefix', 'x\n'),
     ]
     good = [
         ('name', ''), ('commit_lock_timeout', 0.5), ('commit_lock_timeout', 86400), ('pool_timeout', 0.001),
         ('pool_size', 2), ('cache_local_mb', 0), ('cache_local_object_max', 0), ('poll_limit', 1),
+        ('poll_interval', 3600), ('cache_prefix', 'zodb:' * 20),
     ]
 
     def test_refused(self):
@@ -167,8 +180,8 @@ class SectionTests(unittest.TestCase):
 
     def test_warns_once_for_each_option(self):
         with self.assertLogs('relstore', logging.WARNING) as logs:
-            Options.from_section(SimpleNamespace(blob_dir='x', cache_servers='y', shared_blob_dir=None))
-        self.assertEqual([record.args[0] for record in logs.records], ['blob-dir', 'cache-servers'])
+            Options.from_section(SimpleNamespace(blob_dir='x', replica_conf='y', shared_blob_dir=None))
+        self.assertEqual([record.args[0] for record in logs.records], ['blob-dir', 'replica-conf'])
 
     def test_can_be_read_without_warning(self):
         with self.assertNoLogs('relstore'):
