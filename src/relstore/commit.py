@@ -202,18 +202,20 @@ class Transaction:
         After an Exception nothing was stored, unless it is OutcomeUnknown. An interrupt (of the keyboard, say) asks
         no questions: the commit may have happened.
         """
-        try:
-            tid = self._adapter.finish(self._session, self._ticket, self._tid, self._record, self._batches)
-        except Exception as e:
-            tid = self._outcome(e)
-        except BaseException:
-            self._session.broken = True
-            raise
-        finally:
-            self._database.polling.committed()
-        for row in self._spool:
-            if row.held is not None:        # what went to the file would only push others out
-                self._database.cache.committed(row.oid, tid, row.held, self._generation)
+        with self._database.announced():
+            try:
+                tid = self._adapter.finish(self._session, self._ticket, self._tid, self._record, self._batches)
+            except Exception as e:
+                tid = self._outcome(e)
+            except BaseException:
+                self._session.broken = True
+                raise
+        # What went to the file would only push others out.
+        rows = [row for row in self._spool if row.held is not None]
+        for row in rows:
+            self._database.cache.committed(row.oid, tid, row.held, self._generation)
+        if self._database.tier is not None:
+            self._database.tier.committed(tid, ((row.oid, row.held, row.refs) for row in rows), self._generation)
         self._database.oids.highest = max(self._database.oids.highest, self._highest)
         self.close()
         return tid

@@ -3,9 +3,13 @@ import logging
 import os
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from relstore.adapters.base import Adapter
 from relstore.cache import Cache
+from relstore.errors import OutcomeUnknown
+from relstore.memcache import CommitCounter, Memcached, Tier, split_servers
 from relstore.oids import OidAllocator
 from relstore.options import Options
 from relstore.polling import Answer, Polling
@@ -31,7 +35,12 @@ class Database:
         self.pool = SessionPool(adapter.connect, options.pool_size, options.pool_timeout)
         self.oids = OidAllocator(lambda count: self.pool.attempt(lambda s: adapter.new_oids(s, count)))
         self.ahead = Counts()
-        self.polling = Polling(None, 0)
+        self.memcached: Memcached | None = None
+        self.tier: Tier | None = None           # what the processes that share memcached have loaded
+        self.counter: CommitCounter | None = None       # of their commits
+        if options.cache_servers:
+            self.memcached = Memcached(split_servers(options.cache_servers), options.cache_module_name)
+            self.tier = Tier(self.memcached, options.cache_prefix, self.cache)
         # How a record is wrapped (compressed, say) by a storage around this one: see IStorageWrapper.
         self.transform = self.untransform = lambda record: record
         self._lock = threading.Lock()           # for changes of the epoch, with the cache's generation
@@ -39,7 +48,13 @@ class Database:
         try:
             with self.pool.session() as session:
                 self.name = adapter.meta(session)['database']       # the same for whoever opens it
-                self._begin(session.epoch, adapter.last_tid(session))
+                if self.memcached is not None:
+                    self.counter = CommitCounter(self.memcached, options.cache_prefix, self.name)
+                self.polling = Polling(self.counter, options.poll_interval)
+                last = adapter.last_tid(session)
+                self._begin(session.epoch, last)
+                if self.cache.head < last:
+                    self.poll(session)
         except BaseException:
             self.pool.close()
             raise
@@ -89,19 +104,47 @@ class Database:
             self.cache.jump(last, generation)
         else:
             self.cache.advance(since, last, changes, generation)
+        if self.tier is not None:
+            self.tier.look()
         return last, generation
 
+    @contextmanager
+    def announced(self) -> Iterator[None]:
+        """Tell the other processes of a commit, before it happens and afterwards.
+
+        Where nobody knows whether it happened, or when it will, it is not told that it is over.
+        """
+        token = None if self.counter is None else self.counter.begun()
+        over = True
+        try:
+            yield
+        except BaseException as e:
+            over = isinstance(e, Exception) and not isinstance(e, OutcomeUnknown)
+            raise
+        finally:
+            self.polling.committed()
+            if self.counter is not None and over:
+                self.counter.done(token)
+
     def _begin(self, epoch: str, last: int) -> None:
-        """Start a generation of views and cached states."""
+        """Start a generation of views and cached states.
+
+        The first one knows of nothing, so its log may begin earlier than now: where the processes' shared log does.
+        """
+        since = last
+        if self.tier is not None:
+            base = self.tier.begin(self.name, epoch, self.cache.generation + 1, last)
+            if self._epoch is None and base is not None:
+                since = min(base, last)
         if self._epoch is not None:
             self.pool.retire()  # sessions know the epoch they began in
         self.oids.forget()      # the database may count them anew
-        self.cache.restart(last)
+        self.cache.restart(since)
         self.polling.forget()
         self._epoch = epoch
 
     def zap_all(self) -> None:
-        with self.pool.session() as session:
+        with self.pool.session() as session, self.announced():
             self.adapter.zap_all(session)
             epoch = self.adapter.epoch(session)
         with self._lock:
@@ -111,17 +154,22 @@ class Database:
         return self.cache.stats() | {
             'ahead_fetched': self.ahead.fetched,
             'ahead_used': self.ahead.used,
+            'shared_hits': self.tier.hits if self.tier else 0,
+            'shared_misses': self.tier.misses if self.tier else 0,
             'polls_sent': self.polling.sent,
             'polls_saved': self.polling.saved,
         }
 
     def close(self) -> None:
         self.pool.close()
+        if self.memcached is not None:
+            self.memcached.close()
 
     def _after_fork(self) -> None:
         self._lock = threading.Lock()
-        for part in (self.pool, self.oids, self.cache, self.polling):
-            part.after_fork()
+        for part in (self.pool, self.oids, self.cache, self.polling, self.memcached):
+            if part is not None:
+                part.after_fork()
 
 
 _databases: weakref.WeakSet[Database] = weakref.WeakSet()

@@ -373,8 +373,8 @@ class RelStore(UndoLogCompatible):
 
         hits, misses: of loads in the cache. objects, bytes: in it now. evictions. log: objects of which is known that
         they changed. ahead_fetched, ahead_used: objects fetched before anybody asked, and of those the ones that
-        were then asked for. polls_sent: questions to the database what changed; polls_saved: those that an answer
-        was there for.
+        were then asked for. shared_hits, shared_misses: objects looked for in memcached. polls_sent: questions to
+        the database what changed; polls_saved: those that an answer was there for.
         """
         return self._database.cache_stats()
 
