@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import ZConfig
+import ZConfig.datatypes
 from ZODB.config import BaseConfig
 
 from relstore.adapters.drivers import find_driver
@@ -73,7 +74,8 @@ class PostgreSQLSection(BaseConfig):
         """Return the adapter."""
         from relstore.adapters.postgresql import PostgreSQL
         driver = _available(self.config.driver, POSTGRESQL_DRIVERS)
-        return PostgreSQL(self.config.dsn, driver=driver, schema=self.config.schema)
+        return PostgreSQL(self.config.dsn, driver=driver, schema=self.config.schema,
+                          prepared_statements=self.config.prepared_statements)
 
 
 class MySQLSection(BaseConfig):
@@ -150,6 +152,17 @@ def schema_name(text: str) -> str:
     if not text:
         raise ValueError('schema is empty: name the schema of the tables, or leave schema out.')
     return text
+
+
+def prepared_statements(text: str) -> str:
+    """Return 'auto', 'true' or 'false'; on, yes, off and no say the latter too, as in any boolean key."""
+    name = text.lower()
+    if name == 'auto':
+        return name
+    try:
+        return 'true' if ZConfig.datatypes.asBoolean(name) else 'false'
+    except ValueError as e:
+        raise ValueError(f'prepared-statements is {text!r}: allowed is auto, true or false.') from e
 
 
 def postgresql_driver(text: str) -> str:

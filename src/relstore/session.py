@@ -40,8 +40,10 @@ class Session:
         self._errors = module.Error
         self.pid = _pid
         self.broken = False
-        # The epoch the database had when this session began; see Database.
+        # The epoch of what this session reads, see Database: a server's connection does not outlive its epoch.
         self.epoch: str | None = None
+        # Does a pooler stand between, whose connections do? Then each load asks for the epoch.
+        self.pooled = False
         # Of the pool it belongs to; see SessionPool.retire.
         self.era = 0
         # Were the adapter's statements prepared in it?
@@ -87,10 +89,14 @@ class Session:
     def in_transaction(self) -> bool:
         return self._do(self._driver.in_transaction, self._connection)
 
-    def can_prepare(self, backend_pid: int) -> bool:
-        """Whether prepared statements will stay: not where a pooler swaps the backend, whose pid the caller asked."""
-        driver = self._driver
-        return driver.executes_prepared and driver.backend_pid(self._connection) == backend_pid
+    @property
+    def can_prepare(self) -> bool:
+        return self._driver.executes_prepared
+
+    @property
+    def backend_pid(self) -> int:
+        """The process that serves this session, as it said when the session began: a pooler makes one up."""
+        return self._driver.backend_pid(self._connection)
 
     def rollback(self) -> None:
         """End the transaction, if one is open, without effect."""

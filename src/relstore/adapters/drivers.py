@@ -30,9 +30,9 @@ class Driver:
     script: Callable[[Any, str, Sequence], list[list]]
     cursor_options: Mapping[str, Any] = field(default_factory=dict)
     fetch: Callable[[Any], list] = methodcaller('fetchall')     # (cursor) -> all rows
-    # The process id that the server gave at connect, which a pooler in between would have made up.
+    # The process id that was told at connect: the server's, or one that a pooler in between has made up.
     backend_pid: Callable[[Any], int] | None = None
-    # Does EXECUTE take parameters? Not if the server is to bind them.
+    # Does EXECUTE take parameters? Not where the server is to bind them, as it does for psycopg 3.
     executes_prepared: bool = False
     # (bytes) -> how long they are in the text of a statement, where that counts
     literal_size: Callable[[bytes], int] = len
@@ -214,6 +214,10 @@ def _literal_size_pymysql(value: bytes) -> int:
     return 2 * len(value) + len("X''")      # hexadecimal
 
 
+def _libpq_pid(connection) -> int:
+    return connection.info.backend_pid
+
+
 def _script_psycopg2(connection, sql: str, parameters: Sequence) -> list:
     cursor = connection.cursor()
     cursor.execute(sql, parameters)         # keeps the last result only
@@ -248,11 +252,11 @@ DRIVERS = {driver.name: driver for driver in (
            connect=_connect_psycopg2, classify=_classify_postgresql, message=_message_postgresql,
            in_transaction=lambda connection: connection.info.transaction_status != 0,
            script=_script_psycopg2, fetch=_fetch_psycopg2,
-           backend_pid=lambda connection: connection.info.backend_pid, executes_prepared=True),
+           backend_pid=_libpq_pid, executes_prepared=True),
     Driver('psycopg', 'psycopg', 'relstore[psycopg]', '%s',
            connect=_connect_psycopg, classify=_classify_postgresql, message=_message_postgresql,
            in_transaction=lambda connection: connection.info.transaction_status != 0,
-           script=_script_psycopg,
+           script=_script_psycopg, backend_pid=_libpq_pid,
            cursor_options={'binary': True}),        # states in text would be twice as long
     Driver('mysqlclient', 'MySQLdb', 'relstore[mysql]', '%s',
            connect=_connect_mysqlclient, classify=_classify_mysql, message=_message_mysql,

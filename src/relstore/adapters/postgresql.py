@@ -20,20 +20,27 @@ OLDEST = 130000                 # xid8 and pg_current_xact_id() came with 13
 FINISH_TIMEOUT = 600.0          # failing after the vote would tear a transaction over several databases
 ORPHAN_DEADLINE = 60.0          # seconds after which nobody knows
 ORPHAN_PATIENCE = 5.0           # seconds a backend whose client is gone may still wait before it is ended
+PREPARED_STATEMENTS = ('auto', 'true', 'false')
 
 
 class PostgreSQL(Adapter):
     """A database reached by `dsn`, in the schema `schema` (default: the first of the search path).
 
     driver: psycopg2 or psycopg.
+    prepared_statements: 'true', 'false', or 'auto', which is: not where a pooler may stand between.
     """
     name = 'postgresql'
     # A parameter is sent as text, twice as long, and the server takes 10^9 bytes.
     largest_state = 250_000_000
 
-    def __init__(self, dsn: str, driver: str = 'psycopg2', schema: str | None = None):
+    def __init__(self, dsn: str, driver: str = 'psycopg2', schema: str | None = None,
+                 prepared_statements: str = 'auto'):
         self._dsn, self._asked_schema = dsn, schema
         self._driver = find_driver(driver, 'psycopg2', 'psycopg')
+        if prepared_statements not in PREPARED_STATEMENTS:
+            raise ConfigurationError(f'prepared-statements is {prepared_statements!r}: allowed is '
+                                     f'{", ".join(PREPARED_STATEMENTS)}.')
+        self._prepared_statements = prepared_statements
         self._database = ''             # its name, once it is known
 
     def __str__(self) -> str:
@@ -82,9 +89,12 @@ class PostgreSQL(Adapter):
         try:
             session.epoch = self.epoch(session)
             [[backend]] = session.all(self.sql.backend)
-            if session.can_prepare(backend):
+            direct = session.backend_pid == backend
+            wanted = direct if self._prepared_statements == 'auto' else self._prepared_statements == 'true'
+            if wanted and session.can_prepare:
                 session.run(self.sql.prepare)
                 session.prepared = True
+            session.pooled = not (direct or session.prepared)
         except BaseException:
             session.close()
             raise
@@ -165,7 +175,20 @@ class PostgreSQL(Adapter):
 
     def load_at(self, session: Session, oid: int, at: int) -> tuple[bytes | None, int, bytes | None] | None:
         """Prepared where that is safe: a quarter less time again than through the function."""
+        if session.pooled:
+            [[session.epoch, *row]] = session.all(self.sql.load_at_pooled, (oid, at))
+            return tuple(row) if row[1] is not None else None
         return session.one(self.sql.execute_load_at if session.prepared else self.sql.load_at, (oid, at))
+
+    def load_many(
+        self, session: Session, oids: Sequence[int], at: int, largest: int
+    ) -> list[tuple[int, bytes | None, int, bytes | None]]:
+        """Through a pooler with the epoch: its server may have crashed since the session began."""
+        if not session.pooled:
+            return super().load_many(session, oids, at, largest)
+        rows = session.all(self.sql.load_many_pooled, (self.oid_list(oids), at, largest, oids[0]))
+        session.epoch = rows[0][0]
+        return [row[1:] for row in rows if row[1] is not None]
 
     def oid_list(self, oids: Iterable[int]) -> str:
         return '{' + ','.join(map(str, oids)) + '}'

@@ -15,7 +15,7 @@ from psycopg2.extensions import make_dsn
 
 import relstore
 from relstore.tests.proxy import CuttingProxy
-from relstore.tests.servers import MariaDBLayer, MySQLLayer, PostgreSQLLayer, cannot_run
+from relstore.tests.servers import MariaDBLayer, MySQLLayer, PgBouncerLayer, PostgreSQLLayer, cannot_run
 from relstore.tests.watch import AnyWatch, MySQLWatch, Watch
 
 
@@ -70,8 +70,12 @@ class PostgreSQLBackend(ServerBackend):
         self._emptied = set()
         super().setUp()
 
-    def adapter(self, name='main'):
-        return relstore.PostgreSQL(self.dsn(name), driver=self.driver)
+    def adapter(self, name='main', **options):
+        return relstore.PostgreSQL(**self.arguments(name), **options)
+
+    def arguments(self, name='main') -> dict:
+        """Return the arguments of the adapter."""
+        return {'dsn': self.dsn(name), 'driver': self.driver}
 
     def adapter_through(self, proxy):
         dsn = make_dsn(self.dsn(), host='127.0.0.1', port=proxy.port, sslmode='disable', gssencmode='disable')
@@ -100,6 +104,14 @@ class PostgreSQLBackend(ServerBackend):
         storage = relstore.RelStore(relstore.PostgreSQL(dsn, driver=self.driver), keep_history=self.keep_history)
         storage.zap_all()
         storage.close()
+
+
+class PgBouncerBackend(PostgreSQLBackend):
+    """Through pgbouncer, which has fewer servers than we have sessions. dsn() leads past it."""
+    layer = PgBouncerLayer
+
+    def arguments(self, name='main'):
+        return {'dsn': self.layer.bouncer.dsn(self.dsn(name)), 'driver': self.driver}
 
 
 class MySQLBackend(ServerBackend):
@@ -177,6 +189,22 @@ class Psycopg3HistoryFree(PostgreSQLBackend):
     driver, keep_history = 'psycopg', False
 
 
+class Psycopg2PooledHistoryPreserving(PgBouncerBackend):
+    driver, keep_history = 'psycopg2', True
+
+
+class Psycopg2PooledHistoryFree(PgBouncerBackend):
+    driver, keep_history = 'psycopg2', False
+
+
+class Psycopg3PooledHistoryPreserving(PgBouncerBackend):
+    driver, keep_history = 'psycopg', True
+
+
+class Psycopg3PooledHistoryFree(PgBouncerBackend):
+    driver, keep_history = 'psycopg', False
+
+
 class MySQLdbHistoryPreserving(MySQLBackend):
     driver, keep_history = 'mysqlclient', True
 
@@ -213,6 +241,9 @@ MYSQL = (MySQLdbHistoryPreserving, MySQLdbHistoryFree, PyMySQLHistoryPreserving,
          MySQLdbOnMySQLHistoryPreserving, MySQLdbOnMySQLHistoryFree)
 # For what a driver has to do with. All else need not run twice on one server.
 PYMYSQL_ON_MYSQL = PyMySQLOnMySQLHistoryPreserving, PyMySQLOnMySQLHistoryFree
+
+PGBOUNCER = (Psycopg2PooledHistoryPreserving, Psycopg2PooledHistoryFree,
+             Psycopg3PooledHistoryPreserving, Psycopg3PooledHistoryFree)
 
 HISTORY_PRESERVING = (SQLiteHistoryPreserving, Psycopg2HistoryPreserving, Psycopg3HistoryPreserving, *MYSQL[::2])
 HISTORY_FREE = (SQLiteHistoryFree, Psycopg2HistoryFree, Psycopg3HistoryFree, *MYSQL[1::2])

@@ -58,7 +58,7 @@ class Suite(TestCase):
         elif isinstance(self, MySQLBackend):
             adapter, arguments = 'MySQL', self.arguments() | {'driver': self.driver}
         else:
-            adapter, arguments = 'PostgreSQL', {'dsn': self.dsn(), 'driver': self.driver}
+            adapter, arguments = 'PostgreSQL', self.arguments()
         self.place = Place(adapter, arguments, self.keep_history)
         self.storage = self.place.open()
         self.addCleanup(self.storage.close)

@@ -82,6 +82,8 @@ PARAMETERS = {
     'load_serial': lambda s: (s.oid, s.tid),
     'load_before': lambda s: (s.oid, s.last, s.oid, s.last),
     'load_many': lambda s: (s.oids, s.last, 1000, s.oid),
+    'load_at_pooled': lambda s: (s.oid, s.last),
+    'load_many_pooled': lambda s: (s.oids, s.last, 1000, s.oid),
     'current_tid': lambda s: (s.oid,),
     'current_tids': lambda s: (s.oids,),
     'poll': lambda s: (s.last - 3, 100_001),

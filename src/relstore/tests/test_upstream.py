@@ -18,7 +18,7 @@ from ZODB.tests import (
 )
 from ZODB.tests.testMVCCMappingStorage import MVCCTests
 
-from relstore.tests.backends import HISTORY_PRESERVING, cases
+from relstore.tests.backends import HISTORY_PRESERVING, PGBOUNCER, cases
 
 #: Tests that wait for a feature: reason -> names, without test or check at the beginning.
 LATER = {
@@ -75,6 +75,15 @@ class Storage(
     pass
 
 
+class Pooled(
+        Suite,
+        BasicStorage.BasicStorage,
+        ConflictResolution.ConflictResolvingStorage,
+        MTStorage.MTStorage,
+        MVCCTests):
+    """What a pooler that swaps sessions could harm. BasicStorage brings ZODB's racetest."""
+
+
 class Undo(
         Suite,
         ConflictResolution.ConflictResolvingTransUndoStorage,
@@ -93,7 +102,8 @@ class Recovery(Suite, RecoveryStorage.RecoveryStorage):
         super().tearDown()
 
 
-CASES = [*cases(globals(), Storage, Recovery), *cases(globals(), Undo, backends=HISTORY_PRESERVING)]
+CASES = [*cases(globals(), Storage, Recovery), *cases(globals(), Undo, backends=HISTORY_PRESERVING),
+         *cases(globals(), Pooled, backends=PGBOUNCER)]
 
 
 def test_suite():

@@ -13,6 +13,23 @@ SELECT o.zoid, s.state, s.tid, s.refs FROM {oids} o CROSS JOIN LATERAL
     (SELECT state, tid, refs, state_size FROM {object_state} WHERE zoid = o.zoid AND tid <= ? ORDER BY tid DESC LIMIT 1) s
 WHERE s.state_size <= ? OR o.zoid = ?
 
+-- The two with the epoch, for a session whose server a pooler may have changed. There is always a row.
+-- name: load_at_pooled
+SELECT e.epoch, l.state, l.tid, l.refs FROM (SELECT ({epoch}) AS epoch) e LEFT JOIN {relstore_load_1}(?, ?) l ON true
+
+-- name: load_many_pooled [hp]
+SELECT e.epoch, m.zoid, m.state, m.tid, m.refs FROM (SELECT ({epoch}) AS epoch) e LEFT JOIN
+    (SELECT o.zoid, s.state, s.tid, s.refs FROM {oids} o CROSS JOIN LATERAL
+         (SELECT state, tid, refs, state_size FROM {object_state}
+          WHERE zoid = o.zoid AND tid <= ? ORDER BY tid DESC LIMIT 1) s
+     WHERE s.state_size <= ? OR o.zoid = ?) m ON true
+
+-- name: load_many_pooled [hf]
+SELECT e.epoch, m.zoid, m.state, m.tid, m.refs FROM (SELECT ({epoch}) AS epoch) e LEFT JOIN
+    (SELECT s.zoid, s.state, s.tid, CASE WHEN s.refs_tid = s.tid THEN s.refs END AS refs
+     FROM {oids} o JOIN {object_state} s ON s.zoid = o.zoid
+     WHERE s.tid <= ? AND (s.state_size <= ? OR s.zoid = ?)) m ON true
+
 -- Likewise: joined, the records of a transaction are guessed to be one in 200 of the site before the first ANALYZE.
 -- name: undo [hp]
 SELECT u.zoid, u.md5, s.tid, s.md5, u.prev_tid,

@@ -3,7 +3,7 @@
 A test of a class with `layer = PostgreSQLLayer` calls `self.layer.require(self)` in its setUp, then
 `self.layer.server.create_database(name)`; MariaDBLayer and MySQLLayer likewise. A test that kills or configures its
 server starts its own `PostgreSQLServer`, `MariaDBServer` or `MySQLServer` instead, after `require_postgresql(self)`
-and so on.
+and so on. PgBouncerLayer is PostgreSQLLayer with a pooler in front of it, `layer.bouncer`.
 
 RELSTORE_TEST_POSTGRESQL, a DSN or URL, names a staging server to run the suite on, and RELSTORE_TEST_MYSQL, a URL, one
 that takes MariaDB's place. The user there must be allowed to create databases; those are dropped at the end, and
@@ -22,6 +22,7 @@ from relstore.tests.servers.mysql import (
     require_mariadb,
     require_mysql,
 )
+from relstore.tests.servers.pgbouncer import PgBouncerLayer, PgBouncerServer, pgbouncer_program, require_pgbouncer
 from relstore.tests.servers.postgresql import (
     PostgreSQLLayer,
     PostgreSQLServer,
@@ -41,9 +42,9 @@ from relstore.tests.servers.processes import (
 from relstore.tests.servers.server import Server, SharedServer, cannot_run
 
 __all__ = [
-    'MariaDBLayer', 'MariaDBServer', 'MySQLDatabases', 'MySQLLayer', 'MySQLServer', 'PostgreSQLLayer',
-    'PostgreSQLServer', 'Server', 'SharedServer', 'StagingMySQL', 'StagingPostgreSQL', 'cannot_run', 'children_of',
-    'directory_open_to_all', 'free_port', 'kill_and_wait', 'mariadb_programs', 'mysql_unavailable', 'open_process',
-    'postgresql_programs', 'require_mariadb', 'require_mysql', 'require_postgresql', 'unprivileged_user',
-    'wait_for_exit',
+    'MariaDBLayer', 'MariaDBServer', 'MySQLDatabases', 'MySQLLayer', 'MySQLServer', 'PgBouncerLayer',
+    'PgBouncerServer', 'PostgreSQLLayer', 'PostgreSQLServer', 'Server', 'SharedServer', 'StagingMySQL',
+    'StagingPostgreSQL', 'cannot_run', 'children_of', 'directory_open_to_all', 'free_port', 'kill_and_wait',
+    'mariadb_programs', 'mysql_unavailable', 'open_process', 'pgbouncer_program', 'postgresql_programs',
+    'require_mariadb', 'require_mysql', 'require_pgbouncer', 'require_postgresql', 'unprivileged_user', 'wait_for_exit',
 ]  # fmt: skip

@@ -144,6 +144,9 @@ class Server:
         if os.geteuid() == 0:
             user = unprivileged_user(self.user)
             os.chown(self.directory, user.pw_uid, user.pw_gid)
+        self._make_data()
+
+    def _make_data(self) -> None:
         done = subprocess.run(
             [*self._as_user(), *self._initialize()],
             cwd=self.directory, env=self._environment(), stdin=subprocess.DEVNULL,
