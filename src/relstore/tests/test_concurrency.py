@@ -307,6 +307,43 @@ class TwoProcesses(Suite):
                 connection.root()['x'] = n
             self._they('read in a new connection', answer=n)
 
+    def test_a_commit_between_open_and_first_load(self):
+        """A connection sees what was there when its transaction began, whatever the cache of its process has."""
+        self._they('write', 0)
+        held = TransactionManager(explicit=True)
+        holding = self.db.open(held)
+        held.begin()
+        self.assertEqual(holding.root()['x'], 0)
+        used = None
+        for n, begins in enumerate((True, False, True, False)):
+            # Explicit: the transaction begins with begin(). Implicit: with open().
+            with self.subTest('a connection that was closed' if used else 'a new one', explicit=begins):
+                manager = TransactionManager(explicit=begins)
+                connection = self.db.open(manager)
+                if used is None:
+                    self.assertIsNot(connection, holding)
+                self._they('write', 2 * n + 1)
+                if begins:
+                    manager.begin()
+                    self._they('write', 2 * n + 2)
+                expected = 2 * n + 1 if begins else 2 * n
+                self.assertEqual(connection.root()['x'], expected)
+                connection.cacheMinimize()
+                self.assertEqual(connection.root()['x'], expected)
+                manager.abort()
+                manager.begin()
+                self.assertEqual(connection.root()['x'], expected + 1)
+                manager.abort()
+                if not begins:
+                    self._they('write', 2 * n + 2)
+                connection.close()
+                self.assertIs(connection, used or connection, 'it is another than the one that was closed')
+                used = connection
+        holding.cacheMinimize()
+        self.assertEqual(holding.root()['x'], 0)
+        held.abort()
+        holding.close()
+
     def test_an_old_view_does_not_spoil_the_cache_for_new_ones(self):
         self._they('write', 'old')
         managers = [TransactionManager() for _ in range(3)]

@@ -173,7 +173,16 @@ class PostgreSQLTests(unittest.TestCase):
 
     def test_defaults(self):
         config = parse_adapter('<postgresql>', '</postgresql>').config
-        self.assertEqual((config.dsn, config.driver, config.schema), ('', 'psycopg2', None))
+        self.assertEqual((config.dsn, config.driver, config.schema, config.prepared_statements),
+                         ('', 'psycopg2', None, 'auto'))
+
+    def test_prepared_statements(self):
+        for text, expected in ('auto', 'auto'), ('Auto', 'auto'), ('true', 'true'), ('on', 'true'), ('no', 'false'):
+            with self.subTest(text):
+                factory = parse_adapter('<postgresql>', f'prepared-statements {text}', '</postgresql>')
+                self.assertEqual(factory.open()._prepared_statements, expected)
+        with self.assertRaisesRegex(ZConfig.ConfigurationError, 'allowed is auto, true or false'):
+            parse_adapter('<postgresql>', 'prepared-statements perhaps', '</postgresql>')
 
     def test_adapter(self):
         from relstore.adapters.postgresql import PostgreSQL

@@ -44,6 +44,10 @@ class AnyWatch:
         """Return how many others are open in this database."""
         raise NotImplementedError
 
+    def connections(self) -> int:
+        """Return how many others are connected to this database."""
+        raise NotImplementedError
+
     def terminate(self, pid: int) -> None:
         """End somebody's connection, and return when it is gone."""
         raise NotImplementedError
@@ -95,6 +99,10 @@ class Watch(AnyWatch):
     def open_transactions(self) -> int:
         return self.one("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
                         "AND state = 'idle in transaction'")
+
+    def connections(self) -> int:
+        return self.one('SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() '
+                        "AND pid <> pg_backend_pid() AND backend_type = 'client backend'")
 
     def take_commit_lock(self) -> None:
         self.rows('SELECT pg_advisory_lock(-1)')
@@ -150,6 +158,10 @@ class MySQLWatch(AnyWatch):
         return self.one('SELECT count(*) FROM performance_schema.events_transactions_current t '
                         'JOIN performance_schema.threads USING (thread_id) WHERE processlist_db = DATABASE() '
                         "AND processlist_id <> CONNECTION_ID() AND state = 'ACTIVE'")
+
+    def connections(self) -> int:
+        return self.one('SELECT count(*) FROM information_schema.processlist '
+                        'WHERE db = DATABASE() AND id <> CONNECTION_ID()')
 
     def _in_innodb(self) -> dict[int, str]:
         """Return what InnoDB tells of the open transactions of others in this database, by connection.

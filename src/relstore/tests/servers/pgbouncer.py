@@ -66,7 +66,8 @@ class PgBouncerServer(Server):
             'unix_socket_dir': self.directory, 'listen_addr': '127.0.0.1', 'listen_port': self.port,
             'admin_users': self._user,
         }  # fmt: skip
-        lines = ['[databases]', f'* = {where}', '[pgbouncer]', *(f'{name} = {value}' for name, value in settings.items())]
+        lines = ['[databases]', f'* = {where}', '[pgbouncer]']
+        lines += [f'{name} = {value}' for name, value in settings.items()]
         self._ini.touch(0o600)      # there may be a password in it
         self._ini.write_text('\n'.join(lines) + '\n')
         if os.geteuid() == 0:
