@@ -93,6 +93,7 @@ bin/test: .venv/buildout-made .venv/compiled buildout.cfg setup.py
 servers:
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null || \
 	    $(call apt,postgresql) || true
+	@PATH="$$PATH:/usr/sbin" command -v pgbouncer >/dev/null || $(call apt,pgbouncer) || true
 	@PATH="$$PATH:/usr/sbin" command -v mariadbd >/dev/null || $(call apt,mariadb-server) || true
 
 mysql: var/mysql-9.7
