@@ -33,7 +33,8 @@ class Database:
         self.adapter, self.options = adapter, options
         self.cache = Cache(options.cache_local_mb << 20, options.cache_local_object_max)
         self.pool = SessionPool(adapter.connect, options.pool_size, options.pool_timeout)
-        self.oids = OidAllocator(lambda count: self.pool.attempt(lambda s: adapter.new_oids(s, count)))
+        self.oids = OidAllocator(lambda count: self.pool.attempt(lambda s: adapter.new_oids(s, count)),
+                                 options.pool_timeout)
         self.ahead = Counts()
         self.memcached: Memcached | None = None
         self.tier: Tier | None = None           # what the processes that share memcached have loaded

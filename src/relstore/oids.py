@@ -4,6 +4,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from relstore.errors import Unavailable
+
 BLOCK = 16              # oids a value of RelStorage's sequence stands for
 LARGEST = 1024          # blocks asked for at once, at most
 REMEMBERED = 100_000    # blocks this process remembers as its own
@@ -13,11 +15,12 @@ class OidAllocator:
     """Hands out oids that no other process gets.
 
     take: from a number of blocks wanted to the block numbers that the database gave; block n holds 16n-15 .. 16n.
-    A block that did not last a second doubles the next request.
+    A block that did not last a second doubles the next request. One thread asks for all; the others wait for it as long
+    as it may wait for a session, `timeout` seconds, then get Unavailable.
     """
 
-    def __init__(self, take: Callable[[int], list[int]]):
-        self._take = take
+    def __init__(self, take: Callable[[int], list[int]], timeout: float):
+        self._take, self._timeout = take, timeout
         self._lock = threading.Lock()
         self._free: deque[int] = deque()
         self._wanted = 1
@@ -27,10 +30,14 @@ class OidAllocator:
         self.highest = 0
 
     def new(self) -> int:
-        with self._lock:
+        if not self._lock.acquire(timeout=self._timeout):
+            raise Unavailable(f'No new oids came within {self._timeout:g} s: another thread waits for the database.')
+        try:
             if not self._free:
                 self._refill()
             return self._free.popleft()
+        finally:
+            self._lock.release()
 
     def issued(self, oid: int) -> bool:
         """Whether this process was given the oid: then nobody else can be creating the object."""

@@ -1,6 +1,7 @@
 """Sessions with the server: none is held between transactions, and who waits for one keeps nobody else waiting."""
 import gc
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from unittest import TestCase
@@ -151,6 +152,16 @@ class Exhausted(Suite):
         for future in waiting:
             future.result(20)
         self.assertEqual(self.pool.lent, 0)
+
+    def test_who_wants_oids_does_not_wait_for_everybody_before(self):
+        storage = self.opened(pool_size=2, pool_timeout=0.5).storage
+        storage._database.oids.forget()
+        with storage._pool.session(), storage._pool.session(), ThreadPoolExecutor(10) as threads:
+            started = time.monotonic()
+            for waiting in [threads.submit(storage.new_oid) for _ in range(10)]:
+                self.assertIsInstance(waiting.exception(20), Unavailable)
+            self.assertLess(time.monotonic() - started, 2.5)    # not 10 times as long as one
+        storage.new_oid()
 
     def test_it_is_told_after_a_while(self):
         self.pool._timeout = 0.1
