@@ -113,6 +113,14 @@ class PgBouncerBackend(PostgreSQLBackend):
     def arguments(self, name='main'):
         return {'dsn': self.layer.bouncer.dsn(self.dsn(name)), 'driver': self.driver}
 
+    def new_proxy(self):
+        return CuttingProxy(self.layer.bouncer.address)
+
+    def adapter_through(self, proxy):
+        dsn = make_dsn(self.arguments()['dsn'], host='127.0.0.1', port=proxy.port, sslmode='disable',
+                       gssencmode='disable')
+        return relstore.PostgreSQL(dsn, driver=self.driver)
+
 
 class MySQLBackend(ServerBackend):
     """On MariaDB, unless a subclass says otherwise."""

@@ -20,6 +20,7 @@ from ZODB.utils import z64
 import relstore
 from relstore.tests.backends import (
     MYSQL,
+    PGBOUNCER,
     MySQLBackend,
     Psycopg2HistoryFree,
     Psycopg2HistoryPreserving,
@@ -463,4 +464,7 @@ class Fork(Suite):
 
 cases(globals(), Counter, Oids, Order, OneCache, TwoProcesses)
 cases(globals(), CounterOfProcesses, Fork, backends=POSTGRESQL + MYSQL)
+cases(globals(), Counter, backends=PGBOUNCER[::3])
+# Not history-free: there the views that these hold open at once need more servers than the pooler has.
+cases(globals(), TwoProcesses, backends=PGBOUNCER[:1])
 del Suite, CounterSuite, Counter, CounterOfProcesses, Oids, Order, OneCache, TwoProcesses, Fork

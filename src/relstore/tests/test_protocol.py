@@ -27,6 +27,7 @@ from relstore.references import references
 from relstore.tests.backends import (
     HISTORY_PRESERVING,
     MYSQL,
+    PGBOUNCER,
     PYMYSQL_ON_MYSQL,
     MySQLBackend,
     Psycopg2HistoryFree,
@@ -939,7 +940,7 @@ class Crash(TestCase):
 
 
 cases(globals(), Locks, Outcome, Views, RoundTrips, Tids, backends=POSTGRESQL + MYSQL)
-cases(globals(), RoundTrips, backends=PYMYSQL_ON_MYSQL)
+cases(globals(), RoundTrips, backends=PYMYSQL_ON_MYSQL + PGBOUNCER[:2])
 cases(globals(), AdvisoryLocks, backends=POSTGRESQL)
 cases(globals(), Zap, Pieces, Deletions, Rows)
 cases(globals(), RowsOfUndo, backends=HISTORY_PRESERVING)

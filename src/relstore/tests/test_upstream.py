@@ -103,7 +103,7 @@ class Recovery(Suite, RecoveryStorage.RecoveryStorage):
 
 
 CASES = [*cases(globals(), Storage, Recovery), *cases(globals(), Undo, backends=HISTORY_PRESERVING),
-         *cases(globals(), Pooled, backends=PGBOUNCER)]
+         *cases(globals(), Pooled, backends=PGBOUNCER[::3])]
 
 
 def test_suite():
