@@ -40,9 +40,9 @@ class Session:
         self._errors = module.Error
         self.pid = _pid
         self.broken = False
-        # The epoch of what this session reads, see Database: a server's connection does not outlive its epoch.
+        # The epoch of what this session reads, see Database. A connection to the server itself ends with its epoch.
         self.epoch: str | None = None
-        # Does a pooler stand between, whose connections do? Then each load asks for the epoch.
+        # Does a pooler stand between, which may give it another server? Then each load asks for the epoch.
         self.pooled = False
         # Of the pool it belongs to; see SessionPool.retire.
         self.era = 0

@@ -10,7 +10,6 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-import psycopg2
 from psycopg2.extensions import make_dsn
 
 import relstore
@@ -97,10 +96,11 @@ class PostgreSQLBackend(ServerBackend):
         return server.dsn(database)
 
     def _empty(self, dsn: str) -> None:
-        with closing(psycopg2.connect(dsn)) as connection, connection, connection.cursor() as cursor:
-            # Whatever an earlier test left open would make TRUNCATE wait.
-            cursor.execute('SELECT pg_terminate_backend(pid) FROM pg_stat_activity '
-                           'WHERE datname = current_database() AND pid <> pg_backend_pid()')
+        with closing(Watch(dsn)) as watch:
+            # Whatever an earlier test left open would make TRUNCATE wait; a pooler would lend what is about to end.
+            watch.rows('SELECT pg_terminate_backend(pid) FROM pg_stat_activity '
+                       'WHERE datname = current_database() AND pid <> pg_backend_pid()')
+            watch.until(lambda: not watch.connections())
         storage = relstore.RelStore(relstore.PostgreSQL(dsn, driver=self.driver), keep_history=self.keep_history)
         storage.zap_all()
         storage.close()

@@ -12,10 +12,12 @@ import psycopg2
 
 from relstore.tests.proxy import CuttingProxy
 from relstore.tests.servers import (
+    PgBouncerServer,
     PostgreSQLLayer,
     PostgreSQLServer,
     children_of,
     open_process,
+    require_pgbouncer,
     require_postgresql,
     wait_for_exit,
 )
@@ -148,6 +150,51 @@ class OwnServer(unittest.TestCase):
             self.addCleanup(os.close, server)
             run.send_signal(signal.SIGKILL)
         wait_for_exit(server)
+
+
+class OwnPgBouncer(unittest.TestCase):
+    layer = PostgreSQLLayer
+
+    def setUp(self):
+        self.layer.require(self)
+        require_pgbouncer(self)
+        self.direct = self.layer.server.create_database('pooled')
+        self.addCleanup(self.layer.server.drop_database, 'pooled')
+        self.bouncer = PgBouncerServer(self.layer.server, {'default_pool_size': 1})
+        self.addCleanup(self.bouncer.stop)
+
+    def test_it_leads_to_the_same_database(self):
+        self.bouncer.start()
+        query(self.bouncer.dsn(self.direct), 'CREATE TABLE t AS SELECT 7 AS n')
+        self.assertEqual(query(self.direct, 'SELECT n FROM t'), [(7,)])
+
+    def test_all_clients_share_its_servers(self):
+        self.bouncer.start()
+        dsn = self.bouncer.dsn(self.direct)
+        with connect(dsn) as one, connect(dsn) as other:
+            self.assertEqual(ask(one, 'SELECT pg_backend_pid()'), ask(other, 'SELECT pg_backend_pid()'))
+            self.assertNotEqual(one.info.backend_pid, other.info.backend_pid)
+
+    def test_it_goes_and_comes_back_on_its_port(self):
+        self.bouncer.start()
+        dsn = self.bouncer.dsn(self.direct)
+        for stop in self.bouncer.kill, self.bouncer.restart:
+            with connect(dsn) as client:
+                stop()
+                with self.assertRaises(psycopg2.OperationalError):
+                    ask(client, 'SELECT 1')
+            if self.bouncer.process is None:
+                self.assertRaises(psycopg2.OperationalError, psycopg2.connect, dsn)
+                self.bouncer.start()
+            self.assertEqual(query(dsn, 'SELECT 1'), [(1,)])
+        directory = self.bouncer.directory
+        self.bouncer.stop()
+        self.assertFalse(directory.exists())
+
+    def test_a_setting_that_is_wrong_is_told_with_the_log(self):
+        self.bouncer.settings['no_such_setting'] = 1
+        with self.assertRaisesRegex(RuntimeError, 'no_such_setting'):
+            self.bouncer.start()
 
 
 class Proxy(unittest.TestCase):
