@@ -157,6 +157,24 @@ class Cache:
         """Keep what this process committed.  `head` stays: other commits may lie between."""
         self.put(oid, tid, state, tid, generation)
 
+    def fill(self, rows: Iterable[tuple[int, int, bytes]], at: int, generation: int | None = None) -> bool:
+        """Keep what was saved: (oid, tid, state) current at `at`, the most useful first.
+
+        Of objects that nothing is known of, and as far as there is room: nothing is evicted for it. Return whether
+        more would be of use.
+        """
+        with self._lock:
+            if self._outdated(generation) or at < self.floor:
+                return False
+            for oid, tid, state in rows:
+                # What is current has the tid of the newest change, if that is in the log.
+                if oid in self._entries or len(state) > self.object_max or self._changed.get(oid, tid) != tid:
+                    continue
+                if self._bytes + OBJECT_BYTES + _size(state) > self.limit:
+                    return False
+                self._add(oid, tid, state, OPEN)
+            return True
+
     def _valid_to(self, oid: int, at: int) -> int:
         """Return up to which view the newest revision at `at` is right."""
         unchanged = self._changed.get(oid, 0) <= at
@@ -297,12 +315,15 @@ class Cache:
     def current(self, generation: int | None = None) -> tuple[int, list[tuple[int, int, bytes]]]:
         """Return (head, [(oid, tid, state)] of the cached revisions that are right there), those in use first."""
         with self._lock:
-            if self._outdated(generation):
-                return self.head, []
-            rows = [(oid, newest) for oid, newest in self._entries.items()
-                    if newest.tid <= self.head <= newest.valid_to]
-            rows.sort(key=lambda row: not row[1].used)
-            return self.head, [(oid, revision.tid, revision.state) for oid, revision in rows]
+            head = self.head
+            entries = {} if self._outdated(generation) else self._entries.copy()
+        # Without the lock, for there may be many: whatever valid_to becomes is true, and at least this head where
+        # the revision is right there.
+        used, unused = [], []
+        for oid, newest in entries.items():
+            if newest.tid <= head <= newest.valid_to:
+                (used if newest.used else unused).append((oid, newest.tid, newest.state))
+        return head, used + unused
 
     def clear(self) -> None:
         """Forget every state. What is known of changes stays; ZODB's own tests call this on `storage._cache`."""

@@ -15,6 +15,7 @@ from relstore.options import Options
 from relstore.polling import Answer, Polling
 from relstore.readahead import Counts
 from relstore.session import Session, SessionPool
+from relstore.warmstart import WarmStart
 
 log = logging.getLogger('relstore')
 
@@ -52,14 +53,32 @@ class Database:
                 if self.memcached is not None:
                     self.counter = CommitCounter(self.memcached, options.cache_prefix, self.name)
                 self.polling = Polling(self.counter, options.poll_interval)
+                self.warm = self._saved_cache()
+                since = self._known_since(session)
                 last = adapter.last_tid(session)
-                self._begin(session.epoch, last)
+                self._begin(session.epoch, last, since)
                 if self.cache.head < last:
                     self.poll(session)
         except BaseException:
             self.pool.close()
             raise
+        if self.warm is not None:
+            self.warm.start()
         _databases.add(self)
+
+    def _known_since(self, session: Session) -> int:
+        """Return from which tid on the first poll shall ask for changes."""
+        def last_tid():
+            return self.adapter.last_tid(session)
+        return last_tid() if self.warm is None else self.warm.head(session.epoch, last_tid)
+
+    def _saved_cache(self) -> WarmStart | None:
+        options = self.options
+        if not options.cache_local_dir or not options.cache_local_mb:
+            return None
+        largest = options.cache_local_dir_write_max_size
+        return WarmStart(options.cache_local_dir, self.name, self.cache, self.epoch_of,
+                         options.cache_local_mb << 20 if largest is None else largest)
 
     @property
     def epoch(self) -> str:
@@ -127,18 +146,21 @@ class Database:
             if self.counter is not None and over:
                 self.counter.done(token)
 
-    def _begin(self, epoch: str, last: int) -> None:
+    def _begin(self, epoch: str, last: int, since: int | None = None) -> None:
         """Start a generation of views and cached states.
 
-        The first one knows of nothing, so its log may begin earlier than now: where the processes' shared log does.
+        last: the newest tid. since: where the log is to begin, at open, if what was saved is older than that. The log
+        begins earlier still where what the processes share does.
         """
-        since = last
+        since = last if since is None else since
         if self.tier is not None:
             base = self.tier.begin(self.name, epoch, self.cache.generation + 1, last)
             if self._epoch is None and base is not None:
-                since = min(base, last)
+                since = min(since, base)
         if self._epoch is not None:
             self.pool.retire()  # sessions know the epoch they began in
+            if self.warm is not None:
+                self.warm.discard()
         self.oids.forget()      # the database may count them anew
         self.cache.restart(since)
         self.polling.forget()
@@ -163,14 +185,18 @@ class Database:
 
     def close(self) -> None:
         self.pool.close()
+        if self.warm is not None:
+            self.warm.close()
         if self.memcached is not None:
             self.memcached.close()
 
     def _after_fork(self) -> None:
         self._lock = threading.Lock()
-        for part in (self.pool, self.oids, self.cache, self.polling, self.memcached):
+        for part in (self.pool, self.oids, self.cache, self.polling, self.memcached, self.warm):
             if part is not None:
                 part.after_fork()
+        if self.tier is not None:
+            self.tier.begin(self.name, self._epoch, self.cache.generation, self.cache.head)
 
 
 _databases: weakref.WeakSet[Database] = weakref.WeakSet()

@@ -43,11 +43,9 @@ WITHOUT_EFFECT = {
     'pack_dry_run': _PACK_LATER,
     'pack_duty_cycle': _PACK_LATER,
     'pack_max_delay': _PACK_LATER,
-    'cache_local_dir': _LATER + 'the cache of a new process starts empty.',
-    'cache_local_dir_count': _LATER + 'no cache file is written.',
-    'cache_local_dir_read_count': _LATER + 'no cache file is read.',
-    'cache_local_dir_compress': _LATER + 'no cache file is written.',
-    'cache_local_dir_write_max_size': _LATER + 'no cache file is written.',
+    'cache_local_dir_count': 'has no effect: all processes share one file in cache-local-dir.',
+    'cache_local_dir_read_count': 'has no effect: all processes share one file in cache-local-dir.',
+    'cache_local_dir_compress': 'has no effect: states are saved in cache-local-dir as they are.',
     'cache_local_compression': _LATER + 'states are cached as they are stored.',
     'cache_local_storage': 'has no effect: there is one kind of local cache, and cache-local-mb is its size.',
     'commit_lock_id': 'has no effect: no supported database needs a number for the commit lock.',
@@ -63,6 +61,7 @@ class Allowed:
 
 
 FLAG = Allowed('true or false', lambda value: isinstance(value, bool))
+BYTES = Allowed('a whole number, 0 or more', lambda value: value is None or type(value) is int and value >= 0)
 TEXT = Allowed('a text', lambda value: value is None or isinstance(value, str))
 # Servers count a timeout in milliseconds, in 32 bits; to some of them 0 means to wait for ever.
 SECONDS = Allowed('seconds, more than 0 and at most 86400',
@@ -102,6 +101,13 @@ class Options:
                       '0 turns it off.')
     cache_local_object_max: int = _option(
         1 << 20, _from(0), 'Bytes of the largest object state that the cache keeps.')
+    cache_local_dir: str | None = _option(
+        None, TEXT, 'Directory of a file in which the cache is saved at close and every few minutes, so that the '
+                    'next process starts with it. One file for each database, for all processes of the machine. '
+                    'It holds the states of objects: who can read it reads them, and who can write it can run code '
+                    'in the site. Where it is not given, nothing is saved.')
+    cache_local_dir_write_max_size: int | None = _option(
+        None, BYTES, 'Bytes that this file may have, about. Where it is not given, as many as cache-local-mb says.')
     cache_servers: str | None = _option(
         None, TEXT, 'Memcached servers that the processes of a site share, as host:port or unix:/path, with '
                     'blanks or commas between. All processes have to name the same servers in the same order.')

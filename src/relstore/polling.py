@@ -31,11 +31,11 @@ class Polling:
         self._counter, self._interval = counter, interval
         self._numbers = itertools.count(1)
         self._commits = 0               # another number after each commit of this process
-        self._seen: tuple | None = None     # (counter and commits before a question that was answered, until when)
         self.sent = self.saved = 0
         self.after_fork()
 
     def after_fork(self) -> None:
+        self._seen: tuple | None = None         # (counter and commits before a question that was answered, until when)
         self._changed = threading.Condition()   # guards what follows
         self._asking = 0                        # questions that wait for their answers
         self._asked = 0                         # how many questions were sent for all

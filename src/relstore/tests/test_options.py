@@ -60,6 +60,7 @@ class DefaultsTests(unittest.TestCase):
             'name': None, 'read_only': False, 'keep_history': True, 'create_schema': True,
             'commit_lock_timeout': 30, 'cache_local_mb': 64, 'cache_local_object_max': 1048576,
             'cache_servers': None, 'cache_module_name': None, 'cache_prefix': '', 'poll_interval': 0,
+            'cache_local_dir': None, 'cache_local_dir_write_max_size': None,
             'pool_size': 64, 'pool_timeout': 30, 'poll_limit': 100_000, 'pack_gc': True}
         self.assertEqual(asdict(Options()), expected)
 
@@ -145,12 +146,14 @@ class ValueTests(unittest.TestCase):
         ('cache_local_mb', -1), ('cache_local_mb', '64'), ('cache_local_object_max', -1),
         ('poll_limit', 0), ('poll_limit', -1), ('poll_interval', -1), ('poll_interval', None),
         ('cache_servers', 11211), ('cache_prefix', None), ('cache_prefix', 'two words'), ('cache_prefix', 'ä'),
-        ('cache_prefix', 'x' * 101), ('cache_prefix', 'x\n'),
+        ('cache_prefix', 'x' * 101), ('cache_prefix', 'x\n'), ('cache_local_dir', 7),
+        ('cache_local_dir_write_max_size', -1), ('cache_local_dir_write_max_size', '1mb'),
     ]
     good = [
         ('name', ''), ('commit_lock_timeout', 0.5), ('commit_lock_timeout', 86400), ('pool_timeout', 0.001),
         ('pool_size', 2), ('cache_local_mb', 0), ('cache_local_object_max', 0), ('poll_limit', 1),
-        ('poll_interval', 3600), ('cache_prefix', 'zodb:' * 20),
+        ('poll_interval', 3600), ('cache_prefix', 'zodb:' * 20), ('cache_local_dir', 'var'),
+        ('cache_local_dir_write_max_size', 0),
     ]
 
     def test_refused(self):
