@@ -8,7 +8,7 @@ The file, all numbers big-endian:
 
     header      'relstore', version (2 bytes), head (8), length of database (2) and of epoch (2), database, epoch;
                 CRC-32 of all that (4)
-    block       length (4), CRC-32 (4), and that many bytes of records; what is most useful comes first
+    block       length (4), checksum (4), and that many bytes of records; what is most useful comes first
     record      oid (8), tid (8), length (4), state
     end         a block of length 0
 
@@ -256,7 +256,12 @@ def _header(database: str, epoch: str, head: int) -> bytes:
 
 
 def _block(records: bytes) -> bytes:
-    return BLOCK.pack(len(records), zlib.crc32(records)) + records
+    return BLOCK.pack(len(records), _checksum(records)) + records
+
+
+def _checksum(records: bytes) -> int:
+    """CRC-32, begun with the length and one more: where the disk has nothing but zeros, there is no block."""
+    return zlib.crc32(records, len(records) + 1)
 
 
 def _blocks(rows: Iterable[Row]) -> Iterator[bytes]:
@@ -304,7 +309,7 @@ class _Saved:
             at = self._file.tell()
             length, checksum = BLOCK.unpack(self._read(BLOCK.size))
             records = self._read(length)
-            if zlib.crc32(records) != checksum:
+            if _checksum(records) != checksum:
                 raise Unusable(f'it is damaged at byte {at}')
             if not records:
                 return
@@ -328,3 +333,5 @@ def _records(block: bytes) -> Iterator[Row]:
         at += RECORD.size
         yield oid, tid, block[at:at + length]
         at += length
+    if at != len(block):
+        raise struct.error('the last record is longer than its block')

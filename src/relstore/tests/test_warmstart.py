@@ -180,6 +180,7 @@ class TheFile(Directory):
         header = warmstart._header('name', 'epoch', 10)
         for nonsense in (b'', b'relstore', rnd.randbytes(10_000), bytes(10_000), whole[::-1],
                          header + warmstart._block(b'no record'),
+                         header + warmstart._block(body) + warmstart._block(b''),
                          header + warmstart.BLOCK.pack(0xFFFFFFFF, 0) + whole):
             self.path.write_bytes(nonsense)
             with self.subTest(nonsense[:100]):
@@ -187,8 +188,6 @@ class TheFile(Directory):
                 warnings = self.warnings(lambda: found.extend(self.rows()))
                 self.assertEqual(len(warnings), 1, warnings)
                 self.assertEqual(found, [])
-        self.path.write_bytes(header + warmstart._block(body) + warmstart._block(b''))
-        self.assertEqual(self.rows(), [])
 
     def test_what_is_no_file(self):
         self.path.mkdir()
@@ -610,7 +609,7 @@ class SeveralProcesses(Directory):
         self.assert_whole(400)
 
     def test_at_once(self):
-        """Whoever is last has read what one before had saved: the file is whole, and nobody's share is lost for long."""
+        """Each adds its share to what another has just saved. The file is always whole."""
         savers = [self.saver(range(start, start + 100)) for start in range(100, 500, 100)]
         seen = set()
         deadline = time.monotonic() + 20
@@ -834,10 +833,10 @@ class TestHistories(Directory):
 
     def test_random_histories(self):
         hits = 0
-        for seed in range(150):
+        for seed in range(400):
             with self.subTest(seed=seed):
                 hits += history(seed, self.directory)
-        self.assertGreater(hits, 3000)
+        self.assertGreater(hits, 6000)
 
     def assert_caught(self, **how):
         logging.disable()
@@ -868,7 +867,7 @@ class Suite(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.directory)
         self.other = self.open_storage()        # a process without a file
         self.addCleanup(self.other.close)
-        self.oids = [self.other.new_oid() for _ in range(300)]
+        self.oids = [self.other.new_oid() for _ in range(100)]
         commit(self.other, *((oid, z64, state(u64(oid))) for oid in self.oids))
         self.sent = 0
 
@@ -927,7 +926,7 @@ class Sites(Suite):
         self.run_site()
         storage = self.site()
         self.assertEqual(self.read(self.view(storage)), 0)
-        self.assertEqual(storage._database.cache.stats()['hits'], 300)
+        self.assertEqual(storage._database.cache.stats()['hits'], 100)
 
     def test_changes_while_no_process_ran(self):
         self.run_site()
@@ -962,7 +961,7 @@ class Sites(Suite):
         self.assertNotEqual(self.loaded(between, second), self.loaded(self.other, second))
         self.assertEqual(self.read(late, self.oids[2:]), 0)
         late.poll_invalidations()
-        self.assertEqual(self.read(late, [first, second]), 2)
+        self.assertEqual(self.read(late, [first, second]), 1)   # `between` has loaded the first
 
     def test_too_many_changes(self):
         self.run_site()
@@ -987,12 +986,6 @@ class Sites(Suite):
         self.run_site()
         self.assertEqual(cost(cache_local_dir=str(self.directory)), cost())
 
-    def test_emptied(self):
-        self.run_site()
-        self.other.zap_all()
-        commit(self.other, (self.oids[0], z64, state(1)))
-        self.read(self.view(self.site()), self.oids[:3])
-
     def test_emptied_while_it_runs(self):
         storage = self.site()
         self.read(self.view(storage))
@@ -1003,24 +996,6 @@ class Sites(Suite):
         view = self.view(storage)
         self.assertFalse(path.exists())
         self.read(view, self.oids[:3])
-
-    def test_no_cache_no_file(self):
-        storage = self.open_storage(cache_local_dir=str(self.directory), cache_local_mb=0)
-        self.view(storage).load(self.oids[0])
-        storage.close()
-        self.assertIsNone(storage._database.warm)
-        self.assertEqual(list(self.directory.iterdir()), [])
-
-    def test_one_file_for_each_database(self):
-        self.run_site()
-        second = self.open_storage('second', cache_local_dir=str(self.directory))
-        self.addCleanup(second.close)
-        oid = second.new_oid()
-        commit(second, (oid, z64, state(1)))
-        self.view(second).load(oid)
-        second.close()
-        self.assertEqual(len(list(self.directory.iterdir())), 2)
-        self.assertEqual(self.read(self.view(self.site())), 0)
 
     def test_a_child_begins_with_the_file(self):
         self.run_site()
@@ -1045,6 +1020,34 @@ class Sites(Suite):
         in_child(self, work)
         before.poll_invalidations()
         self.assertEqual(self.read(before), 0)
+
+
+class Rest(Suite):
+    """What is the same on every database."""
+
+    def test_emptied(self):
+        self.run_site()
+        self.other.zap_all()
+        commit(self.other, (self.oids[0], z64, state(1)))
+        self.read(self.view(self.site()), self.oids[:3])
+
+    def test_no_cache_no_file(self):
+        storage = self.open_storage(cache_local_dir=str(self.directory), cache_local_mb=0)
+        self.view(storage).load(self.oids[0])
+        storage.close()
+        self.assertIsNone(storage._database.warm)
+        self.assertEqual(list(self.directory.iterdir()), [])
+
+    def test_one_file_for_each_database(self):
+        self.run_site()
+        second = self.open_storage('second', cache_local_dir=str(self.directory))
+        self.addCleanup(second.close)
+        oid = second.new_oid()
+        commit(second, (oid, z64, state(1)))
+        self.view(second).load(oid)
+        second.close()
+        self.assertEqual(len(list(self.directory.iterdir())), 2)
+        self.assertEqual(self.read(self.view(self.site())), 0)
 
     def test_a_child_of_a_closed_one(self):
         self.run_site()
@@ -1097,6 +1100,8 @@ class Crash(unittest.TestCase):
         self.assertEqual(view.load(oid)[0], state(1))
 
 
+cases(globals(), Rest, backends=(SQLiteHistoryPreserving,))
 cases(globals(), Sites, backends=(
     SQLiteHistoryPreserving, SQLiteHistoryFree, Psycopg2HistoryPreserving, Psycopg2HistoryFree,
     MySQLdbHistoryPreserving, MySQLdbHistoryFree))
+del Suite, Sites, Rest
