@@ -189,6 +189,17 @@ class TheFile(Directory):
                 self.assertEqual(len(warnings), 1, warnings)
                 self.assertEqual(found, [])
 
+    def test_a_damaged_length_asks_for_no_memory(self):
+        self.path.write_bytes(warmstart._header('name', 'epoch', 10) + warmstart.BLOCK.pack(0xFFFFFFFF, 0))
+        self.path.chmod(0o600)
+        warm = self.warm(self.cache())
+
+        def work():
+            resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+            self.assertEqual(len(self.warnings(lambda: warm.fill(1))), 1)
+
+        in_child(self, work)
+
     def test_what_is_no_file(self):
         self.path.mkdir()
         self.assertIn('directory', self.warnings(self.opened)[0])
