@@ -160,8 +160,8 @@ class Cache:
     def fill(self, rows: Iterable[tuple[int, int, bytes]], at: int, generation: int | None = None) -> bool:
         """Keep what was saved: (oid, tid, state) current at `at`, the most useful first.
 
-        Of objects that nothing is known of, and as far as there is room: nothing is evicted for it. Return whether
-        more would be of use.
+        Of objects that nothing is known of, and as far as there is room: nothing is evicted for it. When room is
+        needed later, what came last goes first, before all that was put. Return whether more would be of use.
         """
         with self._lock:
             if self._outdated(generation) or at < self.floor:
@@ -173,6 +173,7 @@ class Cache:
                 if self._bytes + OBJECT_BYTES + _size(state) > self.limit:
                     return False
                 self._add(oid, tid, state, OPEN)
+                self._clock.appendleft(oid)
             return True
 
     def _valid_to(self, oid: int, at: int) -> int:

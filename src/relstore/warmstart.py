@@ -170,8 +170,8 @@ class WarmStart:
         """Write the file, if there is anything new to say. A warning tells that it failed; the old one stays then."""
         generation = self._cache.generation
         epoch, mark = self._epoch_of(generation), self._mark(generation)
-        head, rows = self._cache.current(generation)
-        if not rows or mark == self._saved or not epoch or generation != self._cache.generation:
+        head, rows = self._cache.current(generation)    # none, if the generation is past meanwhile
+        if not rows or mark == self._saved:
             return
         try:
             os.makedirs(self._directory, mode=0o700, exist_ok=True)
