@@ -175,17 +175,12 @@ class RelStore(UndoLogCompatible):
 
     def _load_at(self, oid: int, at: int) -> tuple | None:
         """Load (state, tid, references) past the cache. ReadConflictError if it is there no longer, or never can be."""
-        ahead = self._ahead.siblings(oid, at, self._hit)
-        if not ahead:
-            row = self._view(oid, lambda session: self._adapter.load_at(session, oid, at))
-        else:
-            row = None
-            rows = self._view(oid, lambda session: self._adapter.load_many(session, [oid, *ahead], at, LARGEST_STATE))
-            for found, state, tid, refs in rows:
-                if found == oid:
-                    row = state, tid, refs
-                elif state is not None:
-                    self._cache.put(found, tid, state, at, self._generation)
+        row = None
+        for found, state, tid, refs in self._fetch([oid, *self._ahead.siblings(oid, at, self._hit)], at, LARGEST_STATE):
+            if found == oid:
+                row = state, tid, refs
+            elif state is not None:
+                self._cache.put(found, tid, state, at, self._generation)
         if row is None:
             # The view's own snapshot sees nothing newer than the view: what it does not see is not there.
             if ((self._snapshot is None or self._snapshot_late)
@@ -195,6 +190,26 @@ class RelStore(UndoLogCompatible):
             self._cache.put(oid, row[1], row[0], at, self._generation)
             self._ahead.saw(row[2], row[0])
         return row
+
+    def _fetch(self, oids: list[int], at: int, largest: int) -> list[tuple[int, bytes | None, int, bytes | None]]:
+        """Return (oid, state, tid, references) of those that the view sees: the first, and others up to `largest` bytes.
+
+        Where memcached has the first of them, the database is not asked for the others either.
+        """
+        tier = self._database.tier
+        shared = tier.get(oids, at, self._generation) if tier is not None else {}
+        rows = [(oid, *row) for oid, row in shared.items()]
+        if oids[0] in shared:
+            return rows
+        missing = [oid for oid in oids if oid not in shared]
+        if len(missing) == 1:
+            row = self._view(oids[0], lambda session: self._adapter.load_at(session, oids[0], at))
+            loaded = [] if row is None else [(oids[0], *row)]
+        else:
+            loaded = self._view(oids[0], lambda session: self._adapter.load_many(session, missing, at, largest))
+        if tier is not None:
+            tier.put(loaded, at, self._generation)
+        return rows + loaded
 
     def _view(self, oid: int, read: Callable[[Session], Result]) -> Result:
         """Return read(session), which reads `oid` as of the view. ReadConflictError if the view's epoch is over."""
@@ -242,7 +257,7 @@ class RelStore(UndoLogCompatible):
         for start in range(0, len(wanted), PREFETCH):
             batch = wanted[start:start + PREFETCH]
             try:
-                rows = self._view(batch[0], lambda session: self._adapter.load_many(session, batch, at, largest))
+                rows = self._fetch(batch, at, largest)
             except ReadConflictError:
                 return              # load() will say so
             for oid, state, tid, _ in rows:
