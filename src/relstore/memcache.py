@@ -603,10 +603,9 @@ class CommitCounter:
             if found is None:
                 return self._create(0)
             total = _number(found)
-            begun, done = divmod(total, BEGUN)
-            if begun == done:
+            if total // BEGUN == total % BEGUN:
                 return total
-            if done > begun or self._is_stuck(total):
+            if self._never_balances(total):
                 self._server.delete(self._key)
             return None
         except Unreachable:
@@ -618,7 +617,10 @@ class CommitCounter:
         value = start * BEGUN + start + more
         return value if self._server.add(self._key, b'%d' % value) else None
 
-    def _is_stuck(self, total: int) -> bool:
+    def _never_balances(self, total: int) -> bool:
+        begun, done = divmod(total, BEGUN)
+        if done > begun:
+            return True
         value, since = self._unbalanced
         now = time.monotonic()
         if total != value:
