@@ -104,7 +104,9 @@ class Pylibmc:
         return self._client([address])
 
 
-MODULES = {'pylibmc': Pylibmc, 'pymemcache': Pymemcache}
+# The one to be preferred first: pylibmc reads faster, but a broken answer can break its C library, and with that the
+# process (libmemcached 1.0.16, 'VALUE' and a key of 300 characters: "double free or corruption").
+MODULES = {'pymemcache': Pymemcache, 'pylibmc': Pylibmc}
 # RelStorage's names for cache-module-name.
 FORMER_MODULES = {
     'relstorage.pylibmc_wrapper': 'pylibmc', 'relstorage.memcache_wrapper': 'pymemcache', 'memcache': 'pymemcache',

@@ -112,7 +112,7 @@ class Options:
         None, TEXT, 'Memcached servers that the processes of a site share, as host:port or unix:/path, with '
                     'blanks or commas between. All processes have to name the same servers in the same order.')
     cache_module_name: str | None = _option(
-        None, TEXT, 'The Python module that speaks to memcached, pylibmc or pymemcache. Where it is not given, '
+        None, TEXT, 'The Python module that speaks to memcached, pymemcache or pylibmc. Where it is not given, '
                     'it is the first of these that is installed. Names that RelStorage has for them are '
                     'understood.')
     cache_prefix: str = _option(

@@ -10,6 +10,13 @@ that takes MariaDB's place. The user there must be allowed to create databases; 
 nothing else is touched.
 """
 
+from relstore.tests.servers.memcached import (
+    GarblingProxy,
+    MemcachedLayer,
+    MemcachedServer,
+    memcached_program,
+    require_memcached,
+)
 from relstore.tests.servers.mysql import (
     MariaDBLayer,
     MariaDBServer,
@@ -42,9 +49,10 @@ from relstore.tests.servers.processes import (
 from relstore.tests.servers.server import Server, SharedServer, cannot_run
 
 __all__ = [
-    'MariaDBLayer', 'MariaDBServer', 'MySQLDatabases', 'MySQLLayer', 'MySQLServer', 'PgBouncerLayer',
-    'PgBouncerServer', 'PostgreSQLLayer', 'PostgreSQLServer', 'Server', 'SharedServer', 'StagingMySQL',
-    'StagingPostgreSQL', 'cannot_run', 'children_of', 'directory_open_to_all', 'free_port', 'kill_and_wait',
-    'mariadb_programs', 'mysql_unavailable', 'open_process', 'pgbouncer_program', 'postgresql_programs',
-    'require_mariadb', 'require_mysql', 'require_pgbouncer', 'require_postgresql', 'unprivileged_user', 'wait_for_exit',
+    'GarblingProxy', 'MariaDBLayer', 'MariaDBServer', 'MemcachedLayer', 'MemcachedServer', 'MySQLDatabases',
+    'MySQLLayer', 'MySQLServer', 'PgBouncerLayer', 'PgBouncerServer', 'PostgreSQLLayer', 'PostgreSQLServer', 'Server',
+    'SharedServer', 'StagingMySQL', 'StagingPostgreSQL', 'cannot_run', 'children_of', 'directory_open_to_all',
+    'free_port', 'kill_and_wait', 'mariadb_programs', 'memcached_program', 'mysql_unavailable', 'open_process',
+    'pgbouncer_program', 'postgresql_programs', 'require_mariadb', 'require_memcached', 'require_mysql',
+    'require_pgbouncer', 'require_postgresql', 'unprivileged_user', 'wait_for_exit',
 ]  # fmt: skip
