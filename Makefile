@@ -95,6 +95,7 @@ servers:
 	    $(call apt,postgresql) || true
 	@PATH="$$PATH:/usr/sbin" command -v pgbouncer >/dev/null || $(call apt,pgbouncer) || true
 	@PATH="$$PATH:/usr/sbin" command -v mariadbd >/dev/null || $(call apt,mariadb-server) || true
+	@command -v memcached >/dev/null || $(call apt,memcached) || true
 
 mysql: var/mysql-9.7
 

@@ -14,6 +14,8 @@ EXTRAS = {
     'mysql': ['mysqlclient >= 2.2'],
     # Needs no compiler. What rsa brings, MySQL wants for passwords where the connection is not encrypted.
     'pymysql': ['PyMySQL[rsa] >= 1.1'],
+    # In Python alone. pylibmc does as well, but a broken answer can break its C library and with it the process.
+    'memcached': ['pymemcache >= 4'],
     'demo': ['rich >= 13'],
 }
 EXTRAS['all'] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
@@ -24,6 +26,7 @@ EXTRAS['test'] = [
     'zope.testrunner >= 6',
     *EXTRAS['psycopg'],
     *EXTRAS['pymysql'],  # mysqlclient likewise is there or not
+    *EXTRAS['memcached'],  # pylibmc likewise is there or not
     *EXTRAS['demo'],
 ]
 

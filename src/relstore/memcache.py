@@ -82,6 +82,9 @@ class Pylibmc:
                 """Return the bytes as they are: whatever the flags say, nothing from there is unpickled."""
                 return value
 
+            def get(self, key: str) -> bytes | None:
+                return self.get_multi([key]).get(key)       # its own get() cannot tell an empty value from none
+
             def incr(self, key: str, by: int) -> int | None:
                 try:
                     return super().incr(key, by)

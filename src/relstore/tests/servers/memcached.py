@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import unittest
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,7 @@ class MemcachedServer(Server):
     name = 'memcached'
     user = 'memcache'
     ready = 'server listening'
+    shutdown = signal.SIGKILL  # it would take a second to end in order, and has nothing to save
 
     def __init__(self, settings: dict[str, Any] | None = None, unix: bool = False):
         super().__init__(settings or {})
