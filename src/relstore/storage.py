@@ -176,7 +176,8 @@ class RelStore(UndoLogCompatible):
     def _load_at(self, oid: int, at: int) -> tuple | None:
         """Load (state, tid, references) past the cache. ReadConflictError if it is there no longer, or never can be."""
         row = None
-        for found, state, tid, refs in self._fetch([oid, *self._ahead.siblings(oid, at, self._hit)], at, LARGEST_STATE):
+        ahead = self._ahead.siblings(oid, at, self._hit)
+        for found, state, tid, refs in self._fetch([oid, *ahead], 1, at, LARGEST_STATE):
             if found == oid:
                 row = state, tid, refs
             elif state is not None:
@@ -191,22 +192,26 @@ class RelStore(UndoLogCompatible):
             self._ahead.saw(row[2], row[0])
         return row
 
-    def _fetch(self, oids: list[int], at: int, largest: int) -> list[tuple[int, bytes | None, int, bytes | None]]:
-        """Return (oid, state, tid, references) of those that the view sees: the first, and others up to `largest` bytes.
+    def _fetch(
+        self, oids: list[int], wanted: int, at: int, largest: int
+    ) -> list[tuple[int, bytes | None, int, bytes | None]]:
+        """Return (oid, state, tid, references) of those that the view sees, the first of any size.
 
-        Where memcached has the first of them, the database is not asked for the others either.
+        largest: bytes that the states of the others may have. Where memcached has the first `wanted` of them, the
+        database is not asked for the others.
         """
         tier = self._database.tier
         shared = tier.get(oids, at, self._generation) if tier is not None else {}
         rows = [(oid, *row) for oid, row in shared.items()]
-        if oids[0] in shared:
-            return rows
         missing = [oid for oid in oids if oid not in shared]
+        if shared and shared.keys() >= set(oids[:wanted]):
+            return rows
         if len(missing) == 1:
-            row = self._view(oids[0], lambda session: self._adapter.load_at(session, oids[0], at))
-            loaded = [] if row is None else [(oids[0], *row)]
+            [oid] = missing
+            row = self._view(oid, lambda session: self._adapter.load_at(session, oid, at))
+            loaded = [] if row is None else [(oid, *row)]
         else:
-            loaded = self._view(oids[0], lambda session: self._adapter.load_many(session, missing, at, largest))
+            loaded = self._view(missing[0], lambda session: self._adapter.load_many(session, missing, at, largest))
         if tier is not None:
             tier.put(loaded, at, self._generation)
         return rows + loaded
@@ -257,7 +262,7 @@ class RelStore(UndoLogCompatible):
         for start in range(0, len(wanted), PREFETCH):
             batch = wanted[start:start + PREFETCH]
             try:
-                rows = self._fetch(batch, at, largest)
+                rows = self._fetch(batch, len(batch), at, largest)
             except ReadConflictError:
                 return              # load() will say so
             for oid, state, tid, _ in rows:

@@ -6,7 +6,7 @@ import unittest
 from relstore import memcache
 from relstore.cache import Cache
 from relstore.memcache import Tier, Unreachable
-from relstore.tests.test_cache import LIMIT, LOG_LIMIT, OIDS, World
+from relstore.tests.test_cache import LIMIT, LOG_LIMIT, OIDS, World, get
 
 # Objects that may have changed since the base.
 TIER_LIMIT = 4
@@ -149,7 +149,7 @@ class Process(World):
         self.wake(view)
         tid, state = self.truth(oid, view.at)
         at, generation = view.at, view.generation
-        hit = self.cache.get(oid, at)
+        hit = get(self.cache, oid, at)
         if hit is not None:
             self.hits += 1
             assert hit == (state, tid), f'view {at} of {oid} got {hit}, not {(state, tid)}'
