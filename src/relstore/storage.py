@@ -227,6 +227,7 @@ class RelStore(UndoLogCompatible):
             result, epoch = self._pool.attempt(lambda session: (read(session), session.epoch))
             generation = self._generation if epoch == self._database.epoch else -1
         if generation != self._cache.generation:
+            self._database.polling.forget()     # nothing may have been committed since, but nothing is as it was
             raise ReadConflictError('The database was restarted after a crash, failed over, or restored since this '
                                     'transaction began', oid=p64(oid))
         return result

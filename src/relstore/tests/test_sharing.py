@@ -1,0 +1,326 @@
+"""Two processes that share a memcached, each with a storage of its own on one database."""
+import multiprocessing
+import threading
+import time
+import unittest
+from contextlib import closing
+
+import transaction
+import ZODB
+from persistent.mapping import PersistentMapping
+from ZODB.POSException import ReadConflictError
+
+import relstore
+from relstore import memcache
+from relstore.memcache import TIMEOUT
+from relstore.tests.backends import (
+    Psycopg2HistoryFree,
+    Psycopg2HistoryPreserving,
+    PyMySQLHistoryFree,
+    PyMySQLHistoryPreserving,
+    SQLiteHistoryFree,
+    SQLiteHistoryPreserving,
+    cases,
+)
+from relstore.tests.servers import (
+    GarblingProxy,
+    MemcachedServer,
+    PostgreSQLServer,
+    require_memcached,
+    require_postgresql,
+)
+
+# What a poll that comes late may take on a busy machine.
+MARGIN = 5.0
+
+
+class Site:
+    """A storage with two objects, whose numbers always add up to 0."""
+
+    def __init__(self, storage):
+        self.storage = storage
+        self.db = ZODB.DB(storage)
+        # Explicit: a poll is sent when a transaction begins, and at no other time.
+        self.manager = transaction.TransactionManager(explicit=True)
+        self.connection = self.db.open(self.manager)
+
+    def create(self):
+        with self.manager:
+            root = self.connection.root()
+            root['x'], root['y'] = PersistentMapping(n=0), PersistentMapping(n=0)
+
+    def read(self):
+        """Return x as a new transaction sees it."""
+        with self.manager:
+            root = self.connection.root()
+            x, y = root['x']['n'], root['y']['n']
+        assert x + y == 0, f'{x} and {y} are of different transactions'
+        return x
+
+    def add(self, number):
+        """Return x after adding to it."""
+        for attempt in self.manager.attempts(10):
+            with attempt:
+                root = self.connection.root()
+                root['x']['n'] += number
+                root['y']['n'] -= number
+        return self.read()
+
+    def forget(self):
+        """Load everything anew, past the connection's own cache and the process's."""
+        self.connection.cacheMinimize()
+        self.storage._cache.clear()
+
+    def stats(self):
+        return self.storage.cache_stats()
+
+    def close(self):
+        self.connection.close()
+        self.db.close()
+
+
+def serve(pipe, open_storage):
+    """Do in this process what comes through the pipe."""
+    with closing(Site(open_storage())) as site:
+        pipe.send((None, None))
+        while (message := pipe.recv()) is not None:
+            name, *args = message
+            try:
+                pipe.send((getattr(site, name)(*args), None))
+            except Exception as error:
+                pipe.send((None, repr(error)))
+
+
+class Other:
+    """A Site in another process, with the same methods."""
+
+    def __init__(self, test, open_storage):
+        context = multiprocessing.get_context('fork')
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, open_storage), daemon=True)
+        self._process.start()
+        theirs.close()
+        test.addCleanup(self.close)
+        self.receive()      # it is open: two that open an empty database at once would both make its root
+
+    def send(self, *message):
+        self._pipe.send(message)
+
+    def receive(self):
+        result, error = self._pipe.recv()
+        if error is not None:
+            raise AssertionError(error)
+        return result
+
+    def __getattr__(self, name):
+        def call(*args):
+            self.send(name, *args)
+            return self.receive()
+        return call
+
+    def close(self):
+        if self._process.is_alive():
+            self._pipe.send(None)
+        self._process.join()
+
+
+class Suite(unittest.TestCase):
+
+    def setUp(self):
+        require_memcached(self)
+        super().setUp()
+        self.server = MemcachedServer()
+        self.addCleanup(self.server.stop)
+        self.server.start()
+        self.memcached = GarblingProxy(self.server.address)
+        self.memcached.start()
+        self.addCleanup(self.memcached.stop)
+        self.where = f'127.0.0.1:{self.memcached.port}'
+        self.adapter()      # the database is empty from here on
+
+    def options(self, **more):
+        return {'keep_history': self.keep_history, 'cache_servers': self.where, 'poll_interval': 3600} | more
+
+    def site(self, adapter=None, **more):
+        site = Site(relstore.RelStore(adapter or self.adapter(), **self.options(**more)))
+        self.addCleanup(site.close)
+        return site
+
+    def other(self, **more):
+        adapter, options = self.adapter(), self.options(**more)
+        return Other(self, lambda: relstore.RelStore(adapter, **options))
+
+    def pair(self):
+        """Return this process and another, which see the same objects."""
+        other = self.other()
+        site = self.site()
+        site.create()
+        self.assertEqual((site.read(), other.read()), (0, 0))
+        return site, other
+
+    def until(self, condition, seconds=MARGIN):
+        deadline = time.monotonic() + seconds
+        while not condition():
+            self.assertLess(time.monotonic(), deadline)
+
+
+class Sharing(Suite):
+
+    def test_an_unchanged_site_asks_nothing(self):
+        site, other = self.pair()
+        for process in (site, other):
+            process.read()
+            before = process.stats()
+            for _ in range(50):
+                self.assertEqual(process.read(), 0)
+            after = process.stats()
+            self.assertEqual(after['polls_sent'], before['polls_sent'])
+            self.assertEqual(after['polls_saved'], before['polls_saved'] + 50)
+
+    def test_a_change_is_seen_at_the_next_transaction(self):
+        site, other = self.pair()
+        for number in range(1, 30):
+            self.assertEqual(other.add(1), 2 * number - 1)
+            self.assertEqual(site.read(), 2 * number - 1)
+            self.assertEqual(site.add(1), 2 * number)
+            self.assertEqual(other.read(), 2 * number)
+
+    def test_a_memcached_that_fails_in_any_way(self):
+        """Both processes go on, views are consistent, and each change is seen at the next transaction: the database is
+        asked."""
+        site, other = self.pair()
+        noise = 0
+
+        def garble(data):
+            nonlocal noise
+            noise += 1
+            return [b'VALUE x 0 5\r\n', bytes(len(data)), b'12345\r\n', b'ERROR\r\n', data[:5]][noise % 5]
+        faults = {
+            'killed': (self.server.kill, self.server.start),
+            'restarted': (self.server.restart, lambda: None),
+            'cut': (self.memcached.cut, lambda: None),
+            'garbage': (lambda: setattr(self.memcached, 'garble', garble),
+                        lambda: setattr(self.memcached, 'garble', None)),
+            'slow': (self.memcached.pause, self.memcached.resume),
+        }
+        x = 0
+        for name, (begin, end) in faults.items():
+            with self.subTest(name):
+                begin()
+                for _ in range(10):
+                    x += 1
+                    self.assertEqual(other.add(1), x)
+                    self.assertEqual(site.read(), x)
+                    site.forget()
+                    self.assertEqual(site.read(), x)
+                end()
+                for _ in range(5):
+                    x += 1
+                    self.assertEqual(site.add(1), x)
+                    # While the one who committed could not tell the other may not know, until the debt is paid.
+                    self.until(lambda: site.read() == x == other.read(), 2 * memcache.LONGEST_PAUSE)
+
+    def test_faults_while_both_are_busy(self):
+        site, other = self.pair()
+        stop, reads, wrong = threading.Event(), [], []
+
+        def read():
+            while not stop.is_set():
+                try:
+                    reads.append(site.read())
+                except ReadConflictError:
+                    continue
+                except Exception as error:
+                    wrong.append(repr(error))
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            for number in range(1, 61):
+                other.send('add', 1)
+                [lambda: None, self.memcached.cut, self.server.restart][number % 3]()
+                other.receive()
+        finally:
+            stop.set()
+            reader.join()
+        self.assertEqual(wrong, [])
+        self.assertEqual(reads, sorted(reads))
+        self.until(lambda: site.read() == 60, 2 * memcache.LONGEST_PAUSE)
+
+    def test_a_committer_that_cannot_reach_it_is_seen_in_time(self):
+        nowhere = GarblingProxy(self.server.address)
+        nowhere.start()
+        nowhere.stop()
+        other = self.other(cache_servers=f'127.0.0.1:{nowhere.port}')
+        site = self.site(poll_interval=0.5)
+        site.create()
+        for number in range(1, 4):
+            site.read()
+            committed = other.add(1)
+            started = time.monotonic()
+            self.until(lambda: site.read() == committed == number)
+            self.assertLess(time.monotonic() - started, 0.5 + MARGIN / 2)
+
+    def test_a_slow_memcached_costs_little(self):
+        site, _ = self.pair()
+        self.memcached.pause()
+        started = time.monotonic()
+        for _ in range(20):
+            site.read()
+        self.assertLess(time.monotonic() - started, TIMEOUT + MARGIN / 2)
+
+
+class Statements(Suite):
+    """What goes over the wire to a database server."""
+
+    def test_an_unchanged_site_serves_a_cached_page_without_a_statement(self):
+        with self.new_proxy() as proxy:
+            self.adapter()
+            site = self.site(self.adapter_through(proxy))
+            site.create()
+            site.read()
+            site.read()
+            proxy.reset()
+            for _ in range(50):
+                site.read()
+            self.assertEqual((proxy.sent, proxy.round_trips), (0, 0))
+
+
+BACKENDS = (SQLiteHistoryPreserving, SQLiteHistoryFree, Psycopg2HistoryPreserving, Psycopg2HistoryFree,
+            PyMySQLHistoryPreserving, PyMySQLHistoryFree)
+cases(globals(), Sharing, backends=BACKENDS)
+cases(globals(), Statements, backends=BACKENDS[2:])
+del Suite, Sharing, Statements
+
+
+class TestCrash(unittest.TestCase):
+    """The database crashes, and memcached counts no commit: who does not ask learns it from the first load."""
+
+    def setUp(self):
+        require_postgresql(self)
+        require_memcached(self)
+
+    def test_the_next_transactions_go_on(self):
+        memcached, server = MemcachedServer(), PostgreSQLServer(durable=True)
+        for started in (memcached, server):
+            self.addCleanup(started.stop)
+            started.start()
+        for keep_history in (True, False):
+            with self.subTest(keep_history=keep_history):
+                dsn = server.create_database(f'crash_{keep_history}'.lower())
+                storage = relstore.RelStore(relstore.PostgreSQL(dsn), keep_history=keep_history,
+                                            cache_servers=memcached.where, poll_interval=3600)
+                with closing(Site(storage)) as site:
+                    site.create()
+                    self.assertEqual(site.add(5), 5)
+                    site.read()
+                    server.kill()
+                    server.start()
+                    site.forget()
+                    refused = 0
+                    while refused < 5:
+                        try:
+                            self.assertEqual(site.read(), 5)
+                            break
+                        except ReadConflictError:
+                            refused += 1
+                    self.assertLess(refused, 5)
