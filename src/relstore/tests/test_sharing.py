@@ -32,6 +32,8 @@ from relstore.tests.servers import (
 
 # What a poll that comes late may take on a busy machine.
 MARGIN = 5.0
+# Objects beside the two that are counted.
+MANY = 200
 
 
 class Site:
@@ -48,6 +50,20 @@ class Site:
         with self.manager:
             root = self.connection.root()
             root['x'], root['y'] = PersistentMapping(n=0), PersistentMapping(n=0)
+
+    def create_many(self):
+        with self.manager:
+            self.connection.root()['many'] = [PersistentMapping(n=n) for n in range(MANY)]
+
+    def change_some(self):
+        with self.manager:
+            for some in self.connection.root()['many'][::3]:
+                some['n'] += MANY
+
+    def load_many(self):
+        """Return their numbers."""
+        with self.manager:
+            return [some['n'] for some in self.connection.root()['many']]
 
     def read(self):
         """Return x as a new transaction sees it."""
@@ -185,6 +201,25 @@ class Sharing(Suite):
             self.assertEqual(site.add(1), 2 * number)
             self.assertEqual(other.read(), 2 * number)
 
+    def test_what_one_has_loaded_another_finds(self):
+        other = self.other()
+        site = self.site()
+        site.create_many()
+        self.assertEqual(other.load_many(), list(range(MANY)))
+        self.assertGreaterEqual(other.stats()['shared_hits'], MANY)
+        # After this it has only what site loads from the database, and then what other commits.
+        self.server.restart()
+        site.storage._database.tier._next_look = 0
+        site.storage._database.polling.forget()
+        site.forget()
+        self.assertEqual(site.load_many(), list(range(MANY)))
+        other.change_some()
+        expected = [n + MANY * (n % 3 == 0) for n in range(MANY)]
+        late = self.site()
+        self.assertEqual(late.load_many(), expected)
+        self.assertGreaterEqual(late.stats()['shared_hits'], MANY)
+        self.assertEqual(site.load_many(), expected)
+
     def test_a_memcached_that_fails_in_any_way(self):
         """Both processes go on, views are consistent, and each change is seen at the next transaction: the database is
         asked."""
@@ -237,7 +272,7 @@ class Sharing(Suite):
         try:
             for number in range(1, 61):
                 other.send('add', 1)
-                [lambda: None, self.memcached.cut, self.server.restart][number % 3]()
+                [site.storage._cache.clear, self.memcached.cut, self.server.restart][number % 3]()
                 other.receive()
         finally:
             stop.set()
@@ -274,7 +309,6 @@ class Statements(Suite):
 
     def test_an_unchanged_site_serves_a_cached_page_without_a_statement(self):
         with self.new_proxy() as proxy:
-            self.adapter()
             site = self.site(self.adapter_through(proxy))
             site.create()
             site.read()
@@ -283,6 +317,15 @@ class Statements(Suite):
             for _ in range(50):
                 site.read()
             self.assertEqual((proxy.sent, proxy.round_trips), (0, 0))
+
+    def test_what_memcached_has_is_not_asked_of_the_database(self):
+        self.site().create_many()
+        with self.new_proxy() as proxy:
+            late = self.site(self.adapter_through(proxy))
+            proxy.reset()
+            self.assertEqual(late.load_many(), list(range(MANY)))
+            # One to poll, and one for the snapshot of a history-free view.
+            self.assertLessEqual(proxy.round_trips, 4)
 
 
 BACKENDS = (SQLiteHistoryPreserving, SQLiteHistoryFree, Psycopg2HistoryPreserving, Psycopg2HistoryFree,
