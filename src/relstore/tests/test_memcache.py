@@ -278,22 +278,40 @@ class FailureSuite:
 
     def use_many_connections(self, client):
         barrier = threading.Barrier(4)
-        threads = [threading.Thread(target=client.first._do, args=(lambda connection: barrier.wait(),))
-                   for _ in range(4)]
+
+        def use(connection):
+            connection.get('a')
+            barrier.wait()
+        threads = [threading.Thread(target=client.first._do, args=(use,)) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         self.assertEqual(len(client.first._idle), 4)
 
+    def test_an_interrupted_request_leaves_no_answer_behind(self):
+        client = self.client(self.server.where)
+        client.set_many({'a': b'1', 'b': b'2'})
+
+        def interrupted(connection):
+            if self.module == 'pymemcache':
+                connection.sock.sendall(b'get a\r\n')
+            raise KeyboardInterrupt
+        with self.assertRaises(KeyboardInterrupt):
+            client.first._do(interrupted)
+        self.assertEqual(len(client.first._idle), 0)
+        self.assertEqual(client.first.get('b'), b'2')
+
     def test_a_connection_lost_in_done_is_no_failure_of_the_server(self):
         """What must not happen twice is not tried again, and what follows goes to a new connection."""
         client = self.client(self.server.where)
         client.first.add('n', b'1')
+        self.use_many_connections(client)
         self.server.restart()
         with self.assertNoLogs('relstore'):
             with self.assertRaises(Unreachable):
                 client.first.incr('n', 1, again=False)
+            self.assertEqual(len(client.first._idle), 0, 'the others are dead as well')
             client.first.delete('n')
             self.assertTrue(client.first.add('n', b'5'))
 

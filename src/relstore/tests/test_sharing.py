@@ -17,8 +17,6 @@ from relstore.tests.backends import (
     Psycopg2HistoryFree,
     Psycopg2HistoryPreserving,
     PyMySQLHistoryFree,
-    PyMySQLHistoryPreserving,
-    SQLiteHistoryFree,
     SQLiteHistoryPreserving,
     cases,
 )
@@ -328,10 +326,9 @@ class Statements(Suite):
             self.assertLessEqual(proxy.round_trips, 4)
 
 
-BACKENDS = (SQLiteHistoryPreserving, SQLiteHistoryFree, Psycopg2HistoryPreserving, Psycopg2HistoryFree,
-            PyMySQLHistoryPreserving, PyMySQLHistoryFree)
+BACKENDS = SQLiteHistoryPreserving, Psycopg2HistoryPreserving, Psycopg2HistoryFree, PyMySQLHistoryFree
 cases(globals(), Sharing, backends=BACKENDS)
-cases(globals(), Statements, backends=BACKENDS[2:])
+cases(globals(), Statements, backends=BACKENDS[1:])
 del Suite, Sharing, Statements
 
 
