@@ -2,7 +2,7 @@
 #   DATA=/path/to/Data.fs                    PYTHON=python3.12, where python3 is not the one to use
 # make mysql   MySQL 9.7, which Debian has no package of: into var/mysql-9.7, for the tests that then run there too
 # make bench   relstore beside its peers, with charts, in var/benchmarks
-#   ONLY="commit page"   some parts of: speed roundtrips commit occupancy page pack memory shootout
+#   ONLY="commit page"   some parts of: speed roundtrips reading commit occupancy page pack memory shootout
 #   QUICK=1              small sizes, under two minutes      OUT=docs/benchmarks   another place for the page
 
 PYTHON ?= python3

@@ -15,7 +15,7 @@ from benchmarks.servers import slow_down
 from benchmarks.storages import KINDS, Site
 
 SECONDS_TO_WAIT = 600
-PRELOADED = ['benchmarks.speed', 'benchmarks.commit', 'benchmarks.occupancy', 'benchmarks.memory', 'benchmarks.pack']
+PRELOADED = [f'benchmarks.{part}' for part in ('speed', 'reading', 'commit', 'occupancy', 'memory', 'pack')]
 
 _processes = multiprocessing.get_context('forkserver')
 _processes.set_forkserver_preload(PRELOADED)

@@ -15,7 +15,7 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
@@ -39,7 +39,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 
 FULL = {'rounds': (40, 5, 15)}
 QUICK = {'rounds': (3, 1, 2)}
-NAMES = list(KINDS)
+NAMES = storages.ALL
 
 
 def measure(lab: Lab, results: Results, sizes: dict = FULL, names=NAMES) -> None:
@@ -84,14 +84,8 @@ def copy_current(source, site: Site) -> None:
 
 def count(lab: Lab, results: Results, site: Site) -> None:
     """Count objects and statements, without a clock."""
-    if KINDS[site.kind].server:
-        with proxy_to(lab, site) as proxy:
-            spent, objects = walk(through(lab, site, proxy), lambda: proxy.round_trips)
-    elif site.kind == 'FileStorage':
-        spent, objects = walk(site, lambda: 0)
-    else:
-        with statements_of_sqlite() as executed:
-            spent, objects = walk(site, lambda: len(executed))
+    with counting(lab, site) as (reached, statements):
+        spent, objects = walk(reached, statements)
     results.note(PART, f'{objects} objects are loaded.')  # by all alike: a second number here would be a mistake
     if site.kind != 'FileStorage':
         case = Case(PART, 'counted', 'statements (with a server: round trips)', 'statements', 'less')
@@ -117,6 +111,22 @@ def clock(lab: Lab, results: Results, site: Site) -> None:
 def proxy_to(lab: Lab, site: Site) -> DelayingProxy:
     server = KINDS[site.kind].server
     return DelayingProxy(lab.server(server).address if server in SERVERS else site.where)
+
+
+@contextmanager
+def counting(lab: Lab, site: Site) -> Iterator[tuple[Site, Callable[[], int]]]:
+    """Give the site as it is to be opened in this process, and what tells the number of statements until now.
+
+    With a server they are round trips. FileStorage has none.
+    """
+    if KINDS[site.kind].server:
+        with proxy_to(lab, site) as proxy:
+            yield through(lab, site, proxy), lambda: proxy.round_trips
+    elif site.kind == 'FileStorage':
+        yield site, lambda: 0
+    else:
+        with statements_of_sqlite() as executed:
+            yield site, lambda: len(executed)
 
 
 def through(lab: Lab, site: Site, proxy: DelayingProxy | None = None) -> Site:

@@ -16,6 +16,12 @@ PAIRS = [
     ('relstore SQLite', 'FileStorage'),
     ('relstore MySQL, history-free', 'RelStorage MySQL, history-free'),
 ]
+# relstore beside itself, with something turned off: for the parts that measure it, and not in the summary.
+WITHIN = [
+    ('relstore PostgreSQL', 'relstore PostgreSQL, without read-ahead'),
+    ('relstore SQLite', 'relstore SQLite, without read-ahead'),
+]
+COMPARED = PAIRS + WITHIN
 # A difference below this factor is called none: the noise of a shared machine.
 EVEN = 1.1
 
@@ -87,7 +93,7 @@ class Results:
                 asdict(case) | {'relstore': ours, 'peer': peer, 'relstore/peer': short(ratio)}
                 for part in dict.fromkeys(case.part for case, _, _ in self.samples)
                 for case in self.cases(part)
-                for ours, peer in PAIRS
+                for ours, peer in COMPARED
                 if (ratio := self.ratio(case, ours, peer)) is not None
             ],
             'absent': [

@@ -21,6 +21,8 @@ QUICK = {'objects': 20_000, 'connections': 50, 'rounds': (0, 1, 1)}
 SMOKE = {'objects': 500, 'connections': 3, 'rounds': (0, 1, 1)}
 
 WITH_CACHE = [name for name in storages.MAIN if name not in ('FileStorage', 'ZEO')]
+# Not on the chart, where it would tell the same as `per cached object`.
+OVERHEAD = Case(PART, 'client', 'per cached object, without its state', 'bytes', 'less', charted=False)
 COUNT_SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND backend_type = 'client backend'"
 
 
@@ -39,16 +41,20 @@ def measure(lab: Lab, results: Results, sizes: dict = FULL, names=storages.MAIN)
                 occupancy.prepare(site)
                 occupancy.fill(site, 0, sizes['objects'])
                 if name in WITH_CACHE:
-                    with_cache, without = (
+                    (with_cache, state), (without, _) = (
                         clients.alone(growth, site, sizes['objects'], cache_mb) for cache_mb in (storages.CACHE_MB, 0)
                     )
-                    case = Case(PART, 'client', 'per cached object', 'bytes', 'less')
-                    results.add(case, name, (with_cache - without) / sizes['objects'])
+                    each = (with_cache - without) / sizes['objects']
+                    results.add(Case(PART, 'client', 'per cached object', 'bytes', 'less'), name, each)
+                    results.add(OVERHEAD, name, each - state)
                 opened, sessions = clients.alone(per_connection, site, sizes['connections'])
             results.add(Case(PART, 'client', 'per connection', 'KB', 'less'), name, opened / 1000)
             if sessions is not None:
                 results.add(held('history-preserving'), name, sessions)
                 results.add(held('history-free'), name, history_free(lab, name, sizes['connections']))
+    overheads = [(name, line[None]) for name in names if (line := results.line(OVERHEAD, name))]
+    results.note(PART, 'Of what a cached object takes, so much is not its state: '
+                       f'{", ".join(f"{name} {size:.0f} bytes" for name, size in overheads)}.')  # fmt: skip
 
 
 def held(mode: str) -> Case:
@@ -73,15 +79,15 @@ def resident() -> int:
     return (resident - shared) * os.sysconf('SC_PAGE_SIZE')
 
 
-def growth(site: Site, objects: int, cache_mb: int) -> int:
-    """Return by how many bytes this process grows when it loads all objects once."""
+def growth(site: Site, objects: int, cache_mb: int) -> tuple[int, int]:
+    """Return by how many bytes this process grows when it loads all objects once, and the size of each state."""
     with closing(site.open(cache_mb)) as storage, closing_instance(storage) as instance:
         instance.poll_invalidations()
-        instance.load(p64(occupancy.FIRST))
+        state, _ = instance.load(p64(occupancy.FIRST))
         before = resident()
         for n in range(1, objects):
             instance.load(p64(occupancy.FIRST + n))
-        return resident() - before
+        return resident() - before, len(state)
 
 
 @contextmanager

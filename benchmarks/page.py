@@ -22,7 +22,7 @@ from matplotlib import pyplot
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from benchmarks.figures import EVEN, PAIRS, Case, Results, advantage, in_words
+from benchmarks.figures import COMPARED, EVEN, PAIRS, Case, Results, advantage, in_words
 from benchmarks.storages import KINDS
 from benchmarks.summary import PARTS, Standing, outcome, standing
 
@@ -146,10 +146,12 @@ def section(results: Results, part: str) -> str:
 
 def ratios(results: Results, part: str) -> str:
     """Return the table of ratios, relstore / peer, and whether more is better."""
+    cases = results.cases(part)
+    pairs = [pair for pair in COMPARED if any(results.ratio(case, *pair) is not None for case in cases)]
     rows = []
-    for case in results.cases(part):
+    for case in cases:
         cells = []
-        for ours, peer in PAIRS:
+        for ours, peer in pairs:
             ratio = results.ratio(case, ours, peer)
             if ratio is None:
                 cells.append('<td></td>')
@@ -163,7 +165,7 @@ def ratios(results: Results, part: str) -> str:
             rows.append(f'<tr><td>{label}</td>{"".join(cells)}</tr>')
     if not rows:
         return ''
-    heads = ''.join(f'<th>{ours} /<br>{peer}</th>' for ours, peer in PAIRS)
+    heads = ''.join(f'<th>{ours} /<br>{peer}</th>' for ours, peer in pairs)
     opened = ' open' if len(rows) <= 20 else ''
     table = f'<table class="all"><tr><th style="width: 32%"></th>{heads}</tr>{"".join(rows)}</table>'
     return f'<details{opened}><summary>Ratios, relstore / peer ({len(rows)} measures)</summary>{table}</details>'

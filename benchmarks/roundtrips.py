@@ -24,7 +24,7 @@ TITLE = 'Round trips'
 TIMES = 5  # each thing is counted so often; the figure is the median, and the JSON has them all
 
 FULL = QUICK = {}
-NAMES = [name for name, kind in KINDS.items() if kind.server in storages.SERVERS]
+NAMES = [name for name in storages.ALL if KINDS[name].server in storages.SERVERS]
 
 
 def measure(lab: Lab, results: Results, sizes: dict = FULL, names=NAMES) -> None:

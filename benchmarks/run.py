@@ -18,14 +18,14 @@ from pathlib import Path
 from types import ModuleType
 
 from benchmarks import clients, machine
-from benchmarks.figures import PAIRS, Results, advantage, in_words
+from benchmarks.figures import COMPARED, Results, advantage, in_words
 from benchmarks.servers import Unavailable
 from benchmarks.storages import Lab
 
 PROJECT = Path(__file__).resolve().parents[1]
 MODULES = {
-    'speed': 'speed', 'roundtrips': 'roundtrips', 'commit': 'commit', 'occupancy': 'occupancy', 'page': 'coldpage',
-    'pack': 'pack', 'memory': 'memory', 'shootout': 'shootout',
+    'speed': 'speed', 'roundtrips': 'roundtrips', 'reading': 'reading', 'commit': 'commit', 'occupancy': 'occupancy',
+    'page': 'coldpage', 'pack': 'pack', 'memory': 'memory', 'shootout': 'shootout',
 }  # fmt: skip
 FILES_ONLY = ['relstore SQLite', 'FileStorage']
 
@@ -96,7 +96,7 @@ def measure(module: ModuleType, lab: Lab, results: Results, given: argparse.Name
 def tell(results: Results, part: str, seconds: float) -> None:
     """Print the ratios of a part, and what is missing."""
     for case in results.cases(part):
-        for ours, peer in PAIRS if case.charted else ():
+        for ours, peer in COMPARED if case.charted else ():
             ratio = results.ratio(case, ours, peer)
             if ratio is not None:
                 words = in_words(advantage(case, ratio))

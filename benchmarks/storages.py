@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ class Kind:
     mark: str = 'o-'
     reason: str = ''  # why it cannot be tested at all
     history_free: bool = False  # whatever the others do: RelStorage has no other mode on MySQL
+    variant: str = ''  # of which kind, with something turned off or added: for the part that is about that
 
     def unavailable(self) -> str:
         """Return why it cannot run here; '' if it can."""
@@ -70,19 +72,42 @@ class Kind:
         return mysql_unavailable() if self.server == 'mysql' else ''
 
 
-def _relstore(adapter, keep_history: bool, cache_mb: int):
-    return relstore.RelStore(
+class NothingAhead:
+    """Takes the place of a ReadAhead, and never wants anything but what was asked for."""
+
+    def saw(self, refs: bytes | None, state: bytes) -> None:
+        """Remember nothing."""
+
+    def siblings(self, oid: int, at: int, hit: bytes | None) -> list[int]:
+        return []
+
+
+class WithoutReadAhead(relstore.RelStore):
+    """relstore without read-ahead, for which it has no option: what it gains and costs is to be seen."""
+
+    def __init__(self, *arguments, **more):
+        super().__init__(*arguments, **more)
+        if {name for name in dir(self._ahead) if not name.startswith('_')} != {'saw', 'siblings'}:
+            raise Unavailable('relstore has another kind of read-ahead than this benchmark can turn off')
+        self._ahead = NothingAhead()
+
+    def new_instance(self) -> WithoutReadAhead:
+        return WithoutReadAhead(self._database)
+
+
+def _relstore(adapter, keep_history: bool, cache_mb: int, cls: type = relstore.RelStore):
+    return cls(
         adapter, keep_history=keep_history, cache_local_mb=cache_mb, cache_local_object_max=CACHE_OBJECT_MAX,
         pool_size=256,  # the memory part opens a hundred history-free connections, each with a snapshot
     )
 
 
-def _relstore_sqlite(where: str, keep_history: bool, cache_mb: int):
-    return _relstore(relstore.SQLite(where, pragmas={'synchronous': 'FULL'}), keep_history, cache_mb)
+def _relstore_sqlite(where: str, keep_history: bool, cache_mb: int, cls: type = relstore.RelStore):
+    return _relstore(relstore.SQLite(where, pragmas={'synchronous': 'FULL'}), keep_history, cache_mb, cls)
 
 
-def _relstore_psycopg2(where: str, keep_history: bool, cache_mb: int):
-    return _relstore(relstore.PostgreSQL(where, driver='psycopg2'), keep_history, cache_mb)
+def _relstore_psycopg2(where: str, keep_history: bool, cache_mb: int, cls: type = relstore.RelStore):
+    return _relstore(relstore.PostgreSQL(where, driver='psycopg2'), keep_history, cache_mb, cls)
 
 
 def _relstore_psycopg(where: str, keep_history: bool, cache_mb: int):
@@ -152,9 +177,15 @@ KINDS = {
              history_free=True),
         Kind('RelStorage MySQL, history-free', '#ff8a65', 'mysql', _relstorage_mysql, ('relstorage', 'MySQLdb'),
              mark='s-', history_free=True),
+        Kind('relstore PostgreSQL, without read-ahead', '#9db4f0', 'postgresql',
+             partial(_relstore_psycopg2, cls=WithoutReadAhead), ('psycopg2',), mark='o:',
+             variant='relstore PostgreSQL'),
+        Kind('relstore SQLite, without read-ahead', '#a9dcf8', '',
+             partial(_relstore_sqlite, cls=WithoutReadAhead), mark='o:', variant='relstore SQLite'),
     )
 }  # fmt: skip
-MAIN = [name for name in KINDS if 'psycopg 3' not in name]
+ALL = [name for name, kind in KINDS.items() if not kind.variant]
+MAIN = [name for name in ALL if 'psycopg 3' not in name]
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import coldpage, commit, memory, occupancy, pack, roundtrips, shootout, speed
+from benchmarks import coldpage, commit, memory, occupancy, pack, reading, roundtrips, shootout, speed
 from benchmarks.figures import EVEN, PAIRS, Results, advantage, geometric_mean, in_words
 
-PARTS = {module.PART: module for module in (speed, roundtrips, commit, occupancy, coldpage, pack, memory, shootout)}
+MODULES = speed, roundtrips, reading, commit, occupancy, coldpage, pack, memory, shootout
+PARTS = {module.PART: module for module in MODULES}
 
 
 @dataclass(frozen=True)

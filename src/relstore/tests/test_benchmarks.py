@@ -10,7 +10,7 @@ import tempfile
 import unittest
 
 PROJECT = pathlib.Path(__file__).resolve().parents[3]
-PARTS = ('speed', 'commit', 'occupancy', 'pack', 'memory')
+PARTS = ('speed', 'reading', 'commit', 'occupancy', 'pack', 'memory')
 SECONDS = 120  # far more than it takes
 
 
@@ -47,7 +47,7 @@ class Smoke(unittest.TestCase):
                 with self.subTest(part, storage=storage):
                     reasons = [row['reason'] for row in self.data['absent'] if row['part'] == part]
                     self.assertTrue(self.figures(part, storage) or reasons)
-        for part in ('speed', 'commit', 'occupancy'):
+        for part in ('speed', 'reading', 'commit', 'occupancy'):
             self.assertTrue(self.figures(part, 'relstore SQLite'), part)
 
     def test_every_figure_has_a_unit_and_says_what_is_better(self):
@@ -61,9 +61,19 @@ class Smoke(unittest.TestCase):
         at = {row['at'] for row in self.figures('commit', 'relstore SQLite')}
         self.assertEqual(at, {1, 2})
 
+    def test_read_ahead_is_measured_beside_its_absence(self):
+        statements = {
+            name: {row['panel']: row['value'] for row in self.figures('reading', name) if 'statements' in row['unit']}
+            for name in ('relstore SQLite', 'relstore SQLite, without read-ahead')
+        }
+        ours, without = statements.values()
+        self.assertLess(ours['iterated'], without['iterated'] / 5)
+        self.assertEqual(ours['oids at random'], without['oids at random'])
+
     def test_ratios_and_settings_are_there(self):
         compared = {(row['relstore'], row['peer']) for row in self.data['ratios']}
-        self.assertEqual(compared, {('relstore SQLite', 'FileStorage')})
+        without = 'relstore SQLite, without read-ahead'
+        self.assertEqual(compared, {('relstore SQLite', 'FileStorage'), ('relstore SQLite', without)})
         self.assertIn('relstore SQLite / FileStorage', self.layer.output)
         self.assertIn('synchronous', self.data['settings']['durability'])
         self.assertTrue(self.data['machine']['processor'])
