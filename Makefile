@@ -4,6 +4,8 @@
 # make bench   relstore beside its peers, with charts, in var/benchmarks
 #   ONLY="commit page"   some parts of: speed roundtrips reading commit occupancy page pack memory shootout
 #   QUICK=1              small sizes, under two minutes      OUT=docs/benchmarks   another place for the page
+# make soak    readers and writers for hours, while servers restart and are killed: is all well, and flat? In var/soak
+#   MINUTES=60 ADAPTER="postgresql mariadb mysql sqlite" SEED=1 OUT=docs/soak
 
 PYTHON ?= python3
 BUILDOUT = zc.buildout>=6,<7
@@ -26,7 +28,7 @@ PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check
 PEERS = RelStorage==4.3.0 ZEO zodbshootout==0.8.* pyperf==1.7.1 psycopg2-binary psycopg[binary] PyMySQL \
         matplotlib
 
-.PHONY: demo test bench bench-zodbshootout lint style layers servers mysql compiler clean FORCE
+.PHONY: demo test bench bench-zodbshootout soak lint style layers servers mysql compiler clean FORCE
 .DELETE_ON_ERROR:
 
 demo: .venv/demo
@@ -40,6 +42,10 @@ bench: .venv-bench/made servers compiler
 
 bench-zodbshootout:
 	$(MAKE) bench ONLY=shootout
+
+soak: .venv-bench/made servers
+	.venv-bench/bin/python -m relstore.tests.soak --adapter $(or $(ADAPTER),all) --minutes $(or $(MINUTES),10) \
+	    $(if $(SEED),--seed $(SEED)) $(if $(OUT),--out '$(OUT)')
 
 lint: style layers
 

@@ -1,0 +1,237 @@
+"""Clients: a process of the soak, with the threads in it that read and write."""
+import collections
+import faulthandler
+import gc
+import logging
+import random
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.sharedctypes import RawArray, RawValue
+from typing import Any
+
+from transaction import TransactionManager
+from transaction._transaction import Status
+from transaction.interfaces import NoTransaction, TransientError
+from ZODB import DB
+from ZODB.POSException import ConflictError
+
+from relstore.errors import OutcomeUnknown
+from relstore.tests.soak import world
+from relstore.tests.soak.places import Site
+
+WRITERS = READERS = 2           # threads of a process for each site: one with explicit transactions, one without
+THREADS = WRITERS + READERS
+CONNECTION_OBJECTS = 300        # that a ZODB connection keeps: few, so that the storage's cache is asked
+SECONDS_TO_STOP = 90
+
+
+class Board:
+    """What the processes share: numbers in memory, which a killed process cannot leave locked."""
+
+    def __init__(self, sites: int, processes: int):
+        self.acknowledged = [RawArray('q', processes * WRITERS) for _ in range(sites)]     # by site and writer
+        self.stop = RawValue('b', 0)
+        self.crashes = RawValue('q', 0)     # of the server: what was seen, and not acknowledged, may be gone
+        self.calm = RawValue('d', 0.0)      # time.monotonic() from which on no transaction may fail
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a process does. `number`: which of them it is; the same again after it was killed."""
+    number: int
+    sites: list[Site]
+    options: Mapping[str, Any]      # of RelStore
+    seed: int
+    pause: float                    # seconds between two transactions of a thread, in the mean
+    again: bool = False
+
+
+class Client:
+    """One thread: it repeats one kind of transaction, and knows what it may find."""
+
+    def __init__(self, db: DB, plan: Plan, board: Board, site: int, explicit: bool, keep: bool, chance: random.Random):
+        self.db, self.board, self.site, self.chance, self.pause = db, board, site, chance, plan.pause
+        self.manager = TransactionManager(explicit=explicit)
+        self.acknowledged = board.acknowledged[site]
+        self.unknown = plan.again       # whether its last commit may have happened though nobody was told
+        self.connection = None
+        self.keep = keep            # one connection for life, or one for each transaction as Zope does
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.failure = ''
+
+    def run(self) -> None:
+        """Work until the end, or until something is wrong."""
+        try:
+            while not self.board.stop.value:
+                began = time.monotonic()
+                try:
+                    self.transaction()
+                except Exception as e:
+                    self.excuse(e, began)
+                time.sleep(self.chance.expovariate(1 / self.pause) if self.pause else 0)
+        except BaseException:   # told by the report; the other threads go on
+            self.failure = f'{type(self).__name__}: {traceback.format_exc()}'
+        finally:
+            self.close()
+
+    def excuse(self, error: Exception, began: float) -> None:
+        """Count an error that a transaction may meet; raise it if it may not."""
+        if isinstance(error, ConflictError):
+            self.counts['conflicts'] += 1
+        elif isinstance(error, (TransientError, OutcomeUnknown)) and began < self.board.calm.value:
+            self.counts[type(error).__name__] += 1
+        else:
+            raise error
+
+    def transaction(self) -> None:
+        if self.connection is None:
+            self.connection = self.db.open(self.manager)
+        try:
+            self.manager.begin()
+            self.work(self.connection.root())
+        except BaseException:
+            self.abort()
+            raise
+        finally:
+            if not self.keep:
+                self.close()
+
+    def work(self, root) -> None:
+        """Do what is to be done in a transaction that has begun, and end it."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            try:
+                self.abort()
+            finally:
+                connection.close()
+
+    def abort(self) -> None:
+        with suppress(NoTransaction):   # explicit, and it has ended
+            self.manager.abort()
+
+
+class Writer(Client):
+
+    def __init__(self, *arguments, number: int):
+        super().__init__(*arguments)
+        self.number = number
+
+    def work(self, root):
+        told, found = self.acknowledged[self.number], root['counters'][self.number].value
+        if found != told and not (self.unknown and found == told + 1):
+            raise world.Broken(f'Writer {self.number} was told of {told} commits and finds {found}'
+                               f'{", and of one more it does not know" if self.unknown else ""}')
+        self.acknowledged[self.number], self.unknown = found, False
+        world.change(root, self.number, self.chance)
+        transaction = self.manager.get()
+        try:
+            self.manager.commit()
+        except OutcomeUnknown:
+            self.unknown = True
+            raise
+        except TransientError as e:
+            # With an implicit manager ZODB takes the next view inside of commit(), when all is done.
+            if transaction.status != Status.COMMITTED:
+                raise
+            self.counts[f'{type(e).__name__} after a commit'] += 1
+        self.acknowledged[self.number] = found + 1
+        self.counts['commits'] += 1
+
+
+class Reader(Client):
+    crashes = 0
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.seen: dict[int, int] = {}
+
+    def transaction(self):
+        if self.crashes != self.board.crashes.value:
+            self.crashes, self.seen = self.board.crashes.value, {}
+        self.told = list(self.acknowledged)     # before the view is taken
+        super().transaction()
+
+    def work(self, root):
+        for number, counter in root['counters'].items():
+            least = max(self.told[number], self.seen.get(number, 0))
+            if counter.value < least:
+                raise world.Broken(f'Writer {number} has committed {least} times, and a view shows {counter.value}')
+            self.seen[number] = counter.value
+        world.check(root, world.some_pairs(self.chance))
+        self.manager.abort()
+        self.counts['reads'] += 1
+
+
+def work(plan: Plan, board: Board, pipe: Connection) -> None:
+    """Be a process: report each second, until the board says stop or nobody listens any more."""
+    faulthandler.enable()
+    logging.disable()       # ZODB and relstore tell of every lost connection
+    with ExitStack() as stack:
+        stores = [_patiently(lambda site=site: site.open(plan.options), board) for site in plan.sites]
+        dbs = [stack.enter_context(closing(DB(store, cache_size=CONNECTION_OBJECTS))) for store in stores]
+        clients = [client for site, db in enumerate(dbs) for client in _clients(plan, board, site, db)]
+        threads = [threading.Thread(target=client.run, daemon=True) for client in clients]
+        for thread in threads:
+            thread.start()
+        wait = threading.Event().wait
+        while not board.stop.value:
+            wait(1)
+            try:
+                pipe.send(_report(clients, stores))
+            except BrokenPipeError:
+                return
+        deadline = time.monotonic() + SECONDS_TO_STOP
+        for thread in threads:
+            thread.join(max(0, deadline - time.monotonic()))
+        report = _report(clients, stores)
+        if any(thread.is_alive() for thread in threads):
+            faulthandler.dump_traceback(sys.stderr)
+            report['failures'].append(f'A thread still works {SECONDS_TO_STOP} s after it was told to stop')
+        report['unknown'] = [(client.site, client.number) for client in clients
+                             if isinstance(client, Writer) and client.unknown]
+        report['kept'] = sum(store._pool.lent for store in stores)
+        pipe.send(report)
+        gc.collect()    # DB.close() stumbles over connections that could not be opened, if they are still there
+
+
+def _patiently(open_it: Callable, board: Board):
+    """Return what open_it() returns, tried again while the server may be away."""
+    while True:
+        try:
+            return open_it()
+        except TransientError:
+            if time.monotonic() > board.calm.value:
+                raise
+            time.sleep(0.2)
+
+
+def _clients(plan: Plan, board: Board, site: int, db: DB) -> list[Client]:
+    clients: list[Client] = []
+    for n in range(WRITERS):
+        chance = random.Random(f'{plan.seed} {plan.number} {plan.again} {site} writer {n}')
+        clients.append(Writer(db, plan, board, site, bool(n % 2), not n % 2, chance,
+                              number=plan.number * WRITERS + n))
+    for n in range(READERS):
+        chance = random.Random(f'{plan.seed} {plan.number} {plan.again} {site} reader {n}')
+        clients.append(Reader(db, plan, board, site, bool(n % 2), bool(n % 2), chance))
+    return clients
+
+
+def _report(clients: list[Client], stores: list) -> dict[str, Any]:
+    counts: collections.Counter[str] = collections.Counter()
+    for client in clients:
+        counts.update(client.counts.copy())
+    return {
+        'counts': dict(counts),
+        'cache': sum(store._database.cache.stats()['bytes'] for store in stores),
+        'failures': [client.failure for client in clients if client.failure],
+    }

@@ -1,0 +1,188 @@
+"""The soak test runs, notices what it is there to notice, and judges as it says."""
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+from ZODB import DB
+from ZODB.MappingStorage import MappingStorage
+
+from relstore.errors import Disconnected, OutcomeUnknown
+from relstore.tests.servers import postgresql_programs
+from relstore.tests.soak import world
+from relstore.tests.soak.clients import Board, Plan, Reader, Writer
+from relstore.tests.soak.verdict import findings, table
+
+SECONDS = 120       # far more than it takes
+
+
+class Smoke(unittest.TestCase):
+
+    def test_ten_seconds(self):
+        adapter = 'postgresql' if postgresql_programs() else 'sqlite'
+        with tempfile.TemporaryDirectory() as directory:
+            environment = {name: value for name, value in os.environ.items() if not name.startswith('RELSTORE_TEST_')}
+            done = subprocess.run(
+                [sys.executable, '-m', 'relstore.tests.soak', '--adapter', adapter, '--minutes', '0.17',
+                 '--disturb', '2', '--seed', '1', '--out', directory],
+                env=environment | {'PYTHONPATH': os.pathsep.join(sys.path)}, timeout=SECONDS,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            self.assertEqual(done.returncode, 0, done.stdout)
+            data = json.loads((Path(directory) / f'{adapter}.json').read_text('utf-8'))
+            self.assertIn(table(data['samples']), (Path(directory) / f'{adapter}.txt').read_text('utf-8'))
+        self.assertGreater(data['counts']['commits'], 20)
+        self.assertGreater(data['counts']['reads'], 20)
+        self.assertTrue(data['disturbed'])
+        self.assertEqual(data['settings']['seed'], 1)
+        self.assertIn('seed 1', done.stdout)
+        for sample in data['samples']:
+            self.assertGreater(sample['sessions'], 0)
+            self.assertGreater(sample['memory'][0], 1)
+            self.assertGreater(sample['size_free'], 100_000)
+            self.assertGreater(sample['size_preserving'], 100_000)
+
+
+class Watching(unittest.TestCase):
+    """Clients on a storage that is not relstore, and a board that says what is not so."""
+
+    def setUp(self):
+        self.db = DB(MappingStorage())
+        self.addCleanup(self.db.close)
+        self.board = Board(sites=1, processes=1)
+        with self.db.transaction() as connection:
+            world.create(connection.root(), 2, random.Random(1))
+
+    def client(self, kind, again=False, explicit=True, **more):
+        client = kind(self.db, Plan(0, [], {}, 1, 0, again), self.board, 0, explicit, False, random.Random(1), **more)
+        self.addCleanup(client.close)
+        return client
+
+    def writer(self, **more):
+        return self.client(Writer, number=0, **more)
+
+    def set(self, change):
+        with self.db.transaction() as connection:
+            change(connection.root())
+
+    def test_all_is_well(self):
+        for explicit in (True, False):
+            writer, reader = self.writer(explicit=explicit), self.client(Reader, explicit=explicit)
+            before = self.board.acknowledged[0][0]
+            for _ in range(10):
+                writer.transaction()
+                reader.transaction()
+            self.assertEqual(self.board.acknowledged[0][0], before + 10)
+            self.assertEqual((writer.counts['commits'], reader.counts['reads']), (10, 10))
+
+    def test_commit_that_was_lost(self):
+        self.board.acknowledged[0][0] = 1
+        for client in (self.writer(), self.writer(again=True), self.client(Reader)):
+            with self.assertRaises(world.Broken):
+                client.transaction()
+
+    def test_commit_that_nobody_was_told_of(self):
+        def commit(root):
+            root['counters'][0].value += 1
+        self.set(commit)
+        with self.assertRaises(world.Broken):
+            self.writer().transaction()
+        self.writer(again=True).transaction()       # it was killed before it could be told
+        self.assertEqual(self.board.acknowledged[0][0], 2)
+
+    def test_view_that_goes_back(self):
+        reader = self.client(Reader)
+        reader.seen[0] = 1
+        with self.assertRaises(world.Broken):
+            reader.transaction()
+        self.board.crashes.value += 1               # the server's: now it may
+        reader.transaction()
+
+    def test_money_that_is_lost(self):
+        def lose(root):
+            root['accounts'][7].balance -= 1
+        self.set(lose)
+        with self.assertRaises(world.Broken):
+            self.client(Reader).transaction()
+
+    def test_half_a_transaction(self):
+        def change(root):
+            for twin in root['twins'].values():
+                twin.number += twin is root['twins'][0]
+        self.set(change)
+        with self.assertRaises(world.Broken), self.db.transaction() as connection:
+            world.check(connection.root(), range(world.PAIRS))
+
+    def test_errors_that_are_allowed_after_a_disturbance(self):
+        client = self.client(Reader)
+        self.board.calm.value = 10
+        for error in (Disconnected('gone'), OutcomeUnknown('who knows')):
+            client.excuse(error, 9)
+            with self.assertRaises(type(error)):
+                client.excuse(error, 11)
+        with self.assertRaises(KeyError):
+            client.excuse(KeyError('no'), 9)
+
+
+class Judging(unittest.TestCase):
+
+    def setUp(self):
+        self.samples = [
+            {'minutes': n, 'commits': 100, 'reads': 200, 'memory': [50.0, 60.0], 'cache': 1.0, 'events': [],
+             'sessions': 8, 'forgotten': 0, 'dead': 1000, 'size_free': 1e6, 'size_preserving': 1e6 * n,
+             'rows_free': 500}
+            for n in range(30)
+        ]
+
+    def outcomes(self):
+        return {finding.what: finding.holds for finding in findings(self.samples, 10)}
+
+    def assert_fails(self, what):
+        outcomes = self.outcomes()
+        self.assertEqual({name for name, holds in outcomes.items() if not holds}, {what}, outcomes)
+
+    def change_last(self, **values):
+        for sample in self.samples[20:]:
+            sample.update(values)
+
+    def test_flat(self):
+        self.assertEqual(set(self.outcomes().values()), {True})
+
+    def test_a_short_run_is_judged_by_what_must_never_be(self):
+        self.samples = self.samples[:5]
+        self.assertEqual({what: holds for what, holds in self.outcomes().items() if holds is not None},
+                         {'sessions': True, 'transactions left open': True})
+
+    def test_growth(self):
+        for what, values in (
+            ('memory of process 1', {'memory': [50.0, 64.0]}),
+            ('commits', {'commits': 70}),
+            ('reads', {'reads': 150}),
+            ('dead', {'dead': 7000}),
+            ('size of the history-free database', {'size_free': 1.3e6}),
+        ):
+            with self.subTest(what):
+                self.setUp()
+                self.change_last(**values)
+                self.assert_fails(what)
+
+    def test_one_sample_too_many(self):
+        self.samples[3]['sessions'] = 11
+        self.assert_fails('sessions')
+        self.setUp()
+        self.samples[3]['forgotten'] = 1
+        self.assert_fails('transactions left open')
+
+    def test_disturbed_samples_say_nothing_of_throughput(self):
+        for sample in self.samples[20:24]:
+            sample.update(events=['restart'], commits=0, reads=0)
+        self.assertEqual(set(self.outcomes().values()), {True})
+
+    def test_table_of_a_long_run_is_short(self):
+        self.samples[7]['events'] = ['kill -9']
+        text = table(self.samples * 10)
+        self.assertLess(len(text.splitlines()), 30)
+        self.assertIn('kill -9', text)
