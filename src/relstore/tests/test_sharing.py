@@ -193,7 +193,7 @@ class Sharing(Suite):
 
     def test_a_change_is_seen_at_the_next_transaction(self):
         site, other = self.pair()
-        for number in range(1, 30):
+        for number in range(1, 16):
             self.assertEqual(other.add(1), 2 * number - 1)
             self.assertEqual(site.read(), 2 * number - 1)
             self.assertEqual(site.add(1), 2 * number)
@@ -268,7 +268,7 @@ class Sharing(Suite):
         reader = threading.Thread(target=read)
         reader.start()
         try:
-            for number in range(1, 61):
+            for number in range(1, 31):
                 other.send('add', 1)
                 [site.storage._cache.clear, self.memcached.cut, self.server.restart][number % 3]()
                 other.receive()
@@ -277,7 +277,7 @@ class Sharing(Suite):
             reader.join()
         self.assertEqual(wrong, [])
         self.assertEqual(reads, sorted(reads))
-        self.until(lambda: site.read() == 60, 2 * memcache.LONGEST_PAUSE)
+        self.until(lambda: site.read() == 30, 2 * memcache.LONGEST_PAUSE)
 
     def test_a_committer_that_cannot_reach_it_is_seen_in_time(self):
         nowhere = GarblingProxy(self.server.address)
@@ -286,7 +286,7 @@ class Sharing(Suite):
         other = self.other(cache_servers=f'127.0.0.1:{nowhere.port}')
         site = self.site(poll_interval=0.5)
         site.create()
-        for number in range(1, 4):
+        for number in range(1, 3):
             site.read()
             committed = other.add(1)
             started = time.monotonic()
