@@ -6,15 +6,17 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from relstore.adapters.base import Adapter
+from relstore.adapters.base import MAX_TID, Adapter
 from relstore.cache import Cache
+from relstore.counter import CommitCounter
 from relstore.errors import OutcomeUnknown
-from relstore.memcache import CommitCounter, Memcached, Tier, split_servers
+from relstore.memcache import Memcached, split_servers
 from relstore.oids import OidAllocator
 from relstore.options import Options
 from relstore.polling import Answer, Polling
 from relstore.readahead import Counts
 from relstore.session import Session, SessionPool
+from relstore.tier import Tier
 from relstore.warmstart import WarmStart
 
 log = logging.getLogger('relstore')
@@ -118,7 +120,7 @@ class Database:
                 if epoch != self._epoch or last < since:
                     log.warning('The database is not what it was: restarted after a crash, failed over, restored or '
                                 'emptied. It stands at tid %#x, and everything cached is dropped.', last)
-                    self._begin(epoch, last)
+                    self._begin_anew(epoch, last)
                     return last, self.cache.generation
         if len(changes) > self.options.poll_limit:
             self.cache.jump(last, generation)
@@ -149,29 +151,33 @@ class Database:
     def _begin(self, epoch: str, last: int, since: int | None = None) -> None:
         """Start a generation of views and cached states.
 
-        last: the newest tid. since: where the log is to begin, at open, if what was saved is older than that. The log
-        begins earlier still where what the processes share does.
+        last: the newest tid. since: in a new process, where the log is to begin because what was saved is of that time;
+        it begins earlier still where what the processes share does.
         """
-        since = last if since is None else since
+        base = None
         if self.tier is not None:
             base = self.tier.begin(self.name, epoch, self.cache.generation + 1, last)
-            if self._epoch is None and base is not None:
-                since = min(since, base)
-        if self._epoch is not None:
-            self.pool.retire()  # sessions know the epoch they began in
-            if self.warm is not None:
-                self.warm.discard()
+        if since is None:
+            since = last
+        elif base is not None:
+            since = min(since, base)
         self.oids.forget()      # the database may count them anew
         self.cache.restart(since)
         self.polling.forget()
         self._epoch = epoch
+
+    def _begin_anew(self, epoch: str, last: int) -> None:
+        self.pool.retire()      # sessions know the epoch they began in
+        if self.warm is not None:
+            self.warm.discard()
+        self._begin(epoch, last)
 
     def zap_all(self) -> None:
         with self.pool.session() as session, self.announced():
             self.adapter.zap_all(session)
             epoch = self.adapter.epoch(session)
         with self._lock:
-            self._begin(epoch, 0)
+            self._begin_anew(epoch, 0)
 
     def cache_stats(self) -> dict[str, int]:
         return self.cache.stats() | {
@@ -195,8 +201,12 @@ class Database:
         for part in (self.pool, self.oids, self.cache, self.polling, self.memcached, self.warm):
             if part is not None:
                 part.after_fork()
-        if self.tier is not None:
-            self.tier.begin(self.name, self._epoch, self.cache.generation, self.cache.head)
+        head = self.cache.head
+        warm = self.warm is not None and self.warm.is_open
+        # A newer one was saved by another process, and serves as well: the next poll tells what changed.
+        self._begin(self._epoch, head, min(head, self.warm.head(self._epoch, lambda: MAX_TID)) if warm else head)
+        if warm:
+            self.warm.start()
 
 
 _databases: weakref.WeakSet[Database] = weakref.WeakSet()

@@ -14,7 +14,7 @@ Answer = tuple[int, int]        # (the newest tid, the cache's generation it bel
 
 
 class Counter(Protocol):
-    """What tells whether anything was committed, in any process: see memcache.CommitCounter."""
+    """What tells whether anything was committed, in any process: see counter.CommitCounter."""
 
     def value(self) -> int | None:
         """Return what changes with each commit; None if that is not known, or a commit is under way."""

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
-from relstore.cache import OPEN, Cache
+from relstore.cache import Cache
 
 log = logging.getLogger('relstore')
 
@@ -116,15 +116,13 @@ class WarmStart:
             thread.join()
             self.save()
 
+    @property
+    def is_open(self) -> bool:
+        return self._thread is not None
+
     def after_fork(self) -> None:
-        """Begin anew in a child process, as in one that was started: after its cache did."""
-        if self._thread is None:
-            return                          # it was closed
+        """Begin anew in a child process, as in one that was started. start() is to follow."""
         self._begin()
-        since = self.head(self._epoch_of(-1), lambda: OPEN)     # the next poll tells whether the database went back
-        if self._usable:
-            self._cache.restart(since)
-        self.start()
 
     def _run(self, generation: int) -> None:
         if self._usable:

@@ -3,8 +3,9 @@ the database has missed nothing."""
 import random
 import unittest
 
-from relstore import memcache
-from relstore.memcache import BEGUN, DONE, CommitCounter, Unreachable
+from relstore import counter
+from relstore.counter import BEGUN, DONE, CommitCounter
+from relstore.memcache import Unreachable
 
 PROCESSES = 3
 
@@ -114,7 +115,7 @@ class World:
             self.die(process)
         elif dice < .06:
             value, since = process.counter._unbalanced
-            process.counter._unbalanced = value, since - 2 * memcache.STUCK
+            process.counter._unbalanced = value, since - 2 * counter.STUCK
         else:
             self.busy.add(process)
             if dice < .2:
@@ -209,14 +210,14 @@ class World:
         for _ in range(4):
             for process in self.processes:
                 value, since = process.counter._unbalanced
-                process.counter._unbalanced = value, since - 2 * memcache.STUCK
+                process.counter._unbalanced = value, since - 2 * counter.STUCK
             values = [process.counter.value() for process in self.processes]
         assert values[0] is not None and len(set(values)) == 1, values
 
 
 def history(seed, steps=300, **how):
     rnd = random.Random(seed)
-    secret, memcache.secrets = memcache.secrets, rnd
+    secret, counter.secrets = counter.secrets, rnd
     rnd.randbits = rnd.getrandbits
     try:
         world = World(rnd, **how)
@@ -224,7 +225,7 @@ def history(seed, steps=300, **how):
             world.step()
         world.calm_down()
     finally:
-        memcache.secrets = secret
+        counter.secrets = secret
     return world
 
 

@@ -11,21 +11,13 @@ import unittest
 from contextlib import contextmanager
 from unittest import mock
 
-from relstore import memcache
+from relstore import counter, memcache
 from relstore.cache import Cache
+from relstore.counter import BEGUN, CommitCounter
 from relstore.errors import ConfigurationError
-from relstore.memcache import (
-    BEGUN,
-    LARGEST,
-    LARGEST_BATCH,
-    TIMEOUT,
-    CommitCounter,
-    Memcached,
-    Tier,
-    Unreachable,
-    split_servers,
-)
+from relstore.memcache import LARGEST, TIMEOUT, Memcached, Unreachable, split_servers
 from relstore.tests.servers import GarblingProxy, MemcachedLayer, MemcachedServer, cannot_run, require_memcached
+from relstore.tier import LARGEST_BATCH, LOOK_EVERY, Tier
 
 # An answer may come late on a busy machine; it must not be taken for a hang.
 MARGIN = 1.0
@@ -490,7 +482,7 @@ class WholeSuite:
         self.mc.first.delete(f'{tier._epoch.namespace}base')
         tier.look()
         self.assertIsNone(tier._shared_bases(tier._epoch.namespace))
-        later = time.monotonic() + memcache.LOOK_EVERY
+        later = time.monotonic() + LOOK_EVERY
         with mock.patch.object(memcache.time, 'monotonic', lambda: later):
             tier.look()
         self.assertEqual(tier._shared_bases(tier._epoch.namespace), (100,))
@@ -592,7 +584,7 @@ class WholeSuite:
         now = time.monotonic()
         with mock.patch.object(memcache.time, 'monotonic', lambda: now):
             self.assertEqual([two.value() for _ in range(5)], [None] * 5)
-            now += memcache.STUCK - 1
+            now += counter.STUCK - 1
             self.assertEqual([two.value() for _ in range(5)], [None] * 5)
             now += 2
             self.assertIsNone(two.value())

@@ -3,10 +3,11 @@ that view would load."""
 import random
 import unittest
 
-from relstore import memcache
+from relstore import tier as tier_module
 from relstore.cache import Cache
-from relstore.memcache import Tier, Unreachable
+from relstore.memcache import Unreachable
 from relstore.tests.test_cache import LIMIT, LOG_LIMIT, OIDS, World, get
+from relstore.tier import Tier
 
 # Objects that may have changed since the base.
 TIER_LIMIT = 4
@@ -287,10 +288,10 @@ class TestHistories(unittest.TestCase):
                 self.assert_caught(make_tier)
 
     def test_the_checksum_is_needed(self):
-        original = memcache._checksum
-        self.addCleanup(setattr, memcache, '_checksum', original)
+        original = tier_module._checksum
+        self.addCleanup(setattr, tier_module, '_checksum', original)
         for name, checksum in [('none', lambda key, content: bytes(8)),
                                ('without the key', lambda key, content: original('', content))]:
             with self.subTest(name):
-                memcache._checksum = checksum
+                tier_module._checksum = checksum
                 self.assert_caught()

@@ -1,0 +1,226 @@
+"""Tier: revisions that the processes of a site share through memcached.
+
+Why the Tier cannot serve what is wrong.  All say "the revision of `oid` at a base tid F" (key oid@F) or "the
+revision that the transaction `tid` gave `oid`" (key oid:tid), within one epoch.  Both are facts of the past, so a
+value is right for ever, whoever wrote it, however late, and whatever F the others use by now.  Which fact a view
+needs, its own process's log of changes says; where the log does not reach back to F, the view asks for nothing.  So
+
+* two processes that move F at once each serve what is right; the one that finds the other's F at its next look
+  takes it;
+* a process with an old F is right too; it only shares less;
+* memcached restarted empty, or short of memory, has less to offer, nothing wrong;
+* a log that begins anew (a jump, a trim) ends the use of every F before its floor;
+* another epoch has other keys, and a view of an earlier generation neither asks nor puts.
+"""
+import struct
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from hashlib import blake2b
+
+from relstore.cache import Cache
+from relstore.memcache import LARGEST, Memcached, Unreachable, keys_of
+
+# What one call writes at most: the rest is left to those who load it.
+LARGEST_BATCH, LARGEST_BATCH_BYTES = 500, 2_000_000
+# Seconds between two looks at the base that the others use.
+LOOK_EVERY = 3.0
+# checksum, tid, length of the references that follow, or -1 for None; then the state.
+HEADER = struct.Struct('>8sQi')
+# checksum, newest base, the one before it or 0.
+BASES = struct.Struct('>8sQQ')
+
+
+class _Epoch:
+    """The keys of one epoch, and the base tids in use there: the newest, and the one before it."""
+
+    __slots__ = ('generation', 'namespace', 'bases')
+
+    def __init__(self, generation: int, namespace: str, bases: tuple[int, ...]):
+        self.generation = generation
+        self.namespace = namespace
+        self.bases = bases      # replaced as a whole
+
+    def key(self, oid: int, change: int, base: int) -> str:
+        """Return the key of an object that changed last at `change`, or with 0 not since `base`."""
+        return f'{self.namespace}{oid:x}:{change:x}' if change else f'{self.namespace}{oid:x}@{base:x}'
+
+
+class Tier:
+    """Revisions shared by all processes: what one has loaded another need not ask the database for.
+
+    The keys refer to a base tid F, which is in memcached too.  When more than `limit` objects have changed since, or
+    the log of a process does not reach back, that process moves F to its head.  What was stored for the F before is
+    not lost: views look under both, and store what they find under the newer one.
+
+    Counted, without a lock: hits and misses, in objects.
+    """
+
+    def __init__(self, client: Memcached, prefix: str, cache: Cache, limit: int = 10_000):
+        self._client, self._prefix, self._cache, self._limit = client, prefix, cache, limit
+        self._epoch: _Epoch | None = None
+        self._next_look = 0.0
+        self.hits = self.misses = 0
+
+    def begin(self, database: str, epoch: str, generation: int, last: int) -> int | None:
+        """Start under the keys of this epoch, for the views of that generation of the cache.
+
+        last: the newest tid in the database.
+        Return the tid that the cache's log should reach back to, so that it can use all that the others share; None
+        if they share nothing. Asks memcached unless the epoch is the same as before.
+        """
+        namespace = keys_of(self._prefix, database, epoch)
+        known = self._epoch
+        bases = known.bases if known is not None and known.namespace == namespace else ()
+        with suppress(Unreachable):
+            bases = bases or self._shared_bases(namespace) or ()
+            if bases and bases[0] > last:
+                # A backup was restored, with the epoch in it. What is stored for that base has states of lost commits.
+                bases = (last,)
+                self._client.first.set(f'{namespace}base', _encode_bases(f'{namespace}base', bases))
+        self._epoch = _Epoch(generation, namespace, bases)
+        self._next_look = 0.0
+        return bases[-1] if bases else None
+
+    def get(self, oids: Iterable[int], at: int, generation: int) -> dict[int, tuple[bytes, int, bytes | None]]:
+        """Return {oid: (state, tid, references or None if unknown)} as a view at `at` sees them, as far as they are
+        there."""
+        epoch = self._of(generation)
+        if epoch is None:
+            return {}
+        keys = {oid: [epoch.key(oid, *fact) for fact in self._facts(epoch, oid, at)] for oid in oids}
+        values = self._client.get_many(dict.fromkeys(key for some in keys.values() for key in some))
+        found, older = {}, {}
+        for oid, some in keys.items():
+            for key in some:
+                row = _decode(key, values.get(key))
+                if row is not None:
+                    found[oid] = row
+                    if key != some[0]:
+                        older[some[0]] = row
+                    break
+        self.hits += len(found)
+        self.misses += len(keys) - len(found)
+        self._set((key, *row) for key, row in older.items())
+        return found
+
+    def put(self, rows: Iterable[tuple[int, bytes | None, int, bytes | None]], at: int, generation: int) -> None:
+        """Share what a view at `at` loaded from the database: (oid, state, tid, references)."""
+        epoch = self._of(generation)
+        if epoch is not None:
+            self._set(self._named(epoch, rows, at))
+
+    def _named(self, epoch: _Epoch, rows: Iterable[tuple], at: int) -> Iterable[tuple]:
+        for oid, state, tid, refs in rows:
+            for change, base in self._facts(epoch, oid, at):
+                if tid == change or not change and tid <= base:
+                    yield epoch.key(oid, change, base), state, tid, refs
+                break
+
+    def committed(self, tid: int, rows: Iterable[tuple[int, bytes | None, bytes | None]], generation: int) -> None:
+        """Share what this process committed: (oid, state, references). The others know its tid when they poll."""
+        epoch = self._of(generation)
+        if epoch is not None:
+            self._set((epoch.key(oid, tid, 0), state, tid, refs) for oid, state, refs in rows)
+
+    def look(self) -> None:
+        """Take the base that the others use, or move it. Called at every poll; asks memcached every few seconds."""
+        now = time.monotonic()
+        if now >= self._next_look and self._epoch is not None:
+            self._next_look = now + LOOK_EVERY
+            with suppress(Unreachable):
+                self._look(self._epoch)
+
+    def _look(self, epoch: _Epoch) -> None:
+        shared = self._shared_bases(epoch.namespace)
+        # If there is none any more, offer our own: what is stored for it may still be there.
+        bases = shared or epoch.bases
+        head = self._cache.head
+        if self._changed_since(epoch, head) is None:
+            return              # not the cache's generation any more, or it jumps in this moment
+        if bases and bases[0] > head and shared:
+            return              # we have not polled what the others have: later
+        changed = self._changed_since(epoch, bases[0]) if bases and bases[0] <= head else None
+        if changed is None or changed > self._limit:
+            bases = (head,) if changed is None else (head, bases[0])
+        if bases != shared:
+            key = f'{epoch.namespace}base'
+            value = _encode_bases(key, bases)
+            if shared:
+                self._client.first.set(key, value)
+            elif not self._client.first.add(key, value):
+                return          # another was quicker: its base is seen at the next look
+        epoch.bases = bases
+
+    def _shared_bases(self, namespace: str) -> tuple[int, ...] | None:
+        """Return the bases that the others use, newest first."""
+        key = f'{namespace}base'
+        return _decode_bases(key, self._client.first.get(key))
+
+    def _changed_since(self, epoch: _Epoch, tid: int) -> int | None:
+        """Return how many objects changed since then; None if the log cannot tell."""
+        changed = self._cache.invalidations(tid, None, epoch.generation)
+        return None if changed is None else len(changed)
+
+    def _of(self, generation: int) -> _Epoch | None:
+        epoch = self._epoch
+        return epoch if epoch is not None and epoch.generation == generation else None
+
+    def _facts(self, epoch: _Epoch, oid: int, at: int) -> Iterable[tuple[int, int]]:
+        """Yield (newest change up to `at`, or 0 for none since the base; that base) for each base of use to a view."""
+        for base in epoch.bases:
+            change = self._cache.newest_change(oid, at, base, epoch.generation)
+            if change is not None:
+                yield change, base
+
+    def _set(self, rows: Iterable[tuple[str, bytes | None, int, bytes | None]]) -> None:
+        values, room = {}, LARGEST_BATCH_BYTES
+        for key, state, tid, refs in rows:
+            if state is None or len(state) > LARGEST:
+                continue
+            value = _encode(key, state, tid, refs)
+            room -= len(value)
+            if room < 0 or len(values) == LARGEST_BATCH:
+                break
+            values[key] = value
+        if values:
+            self._client.set_many(values)
+
+
+# Values
+
+def _checksum(key: str, content: bytes) -> bytes:
+    """Tell this value of this key from garbage, a truncated one, and another key's.
+
+    blake2b, not crc32: one in 2**32 mixed-up values is too many, and 64 bits cost 2 us for a state of 1 KB,
+    beside 20 us and more for the round trip.
+    """
+    return blake2b(content, digest_size=8, key=key.encode()[-64:]).digest()
+
+
+def _encode(key: str, state: bytes, tid: int, refs: bytes | None) -> bytes:
+    head = HEADER.pack(b'', tid, -1 if refs is None else len(refs))[8:]
+    content = b''.join((head, refs or b'', state))
+    return _checksum(key, content) + content
+
+
+def _decode(key: str, value: object) -> tuple[bytes, int, bytes | None] | None:
+    """Return (state, tid, references), or None if the value is not what _encode() made for this key."""
+    if not isinstance(value, bytes) or len(value) < HEADER.size or value[:8] != _checksum(key, value[8:]):
+        return None
+    _, tid, length = HEADER.unpack_from(value)
+    end = HEADER.size + max(length, 0)
+    return value[end:], tid, None if length < 0 else value[HEADER.size:end]
+
+
+def _encode_bases(key: str, bases: tuple[int, ...]) -> bytes:
+    newest, older = (*bases, 0)[:2]
+    content = BASES.pack(b'', newest, older)[8:]
+    return _checksum(key, content) + content
+
+
+def _decode_bases(key: str, value: object) -> tuple[int, ...] | None:
+    if not isinstance(value, bytes) or len(value) != BASES.size or value[:8] != _checksum(key, value[8:]):
+        return None
+    _, newest, older = BASES.unpack(value)
+    return (newest, older) if older else (newest,)
