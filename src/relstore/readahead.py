@@ -1,44 +1,100 @@
 """ReadAhead: what else to fetch when a load misses.
 
 ZODB loads one object at a time, and a batch of 32 costs the database as much as two or three single loads. Whoever
-reads one child of a folder or of a tree's node often goes on to the next. So when an object is missed which a state
-seen a moment ago refers to, its *siblings* are fetched with it: what that state refers to after it.
+reads one child of a folder or of a tree's node often goes on to the next. So when an object is missed, others are
+fetched with it that its *referrer*, a state seen before, leads to:
 
-Guessing wrong is worse than not guessing. Each referrer has a window, how many siblings to fetch: it doubles when
-most of the last ones were used, and is halved when most were not, down to none; then only siblings that are missed in
-a row open it again. New referrers start with what served the others.
+along       what the referrer refers to after it, then what the referrer's own siblings refer to: the values of a tree
+            come as one stream, bucket after bucket. Where the stream is at full speed and comes to a sibling that was
+            not seen, that one is fetched too, as if it was missed.
+across      what the referrer's siblings refer to at the same place: the tree of each folder, the annotations of each
+            file.
+
+Guessing wrong is worse than not guessing. Either way has a window, how many objects to fetch: it grows while most of
+them are used, and is halved when most are not, down to none; then only objects that are missed in the order in which
+they would have been fetched open it again. What served one referrer is what others of its class start with.
 """
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
-from ZODB.utils import p64
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from struct import Struct
 
 from relstore.cache import Cache
 from relstore.references import references, unpack
 
-LARGEST = 32            # siblings fetched at once
-FIRST = 4               # the window of the first referrer
-REFERRERS = 8           # that are remembered
-LOADED = 8              # states loaded last, whose references are remembered
-LARGEST_STATE = 65536   # bytes of a state that is fetched without being asked for
+LARGEST = 64            # objects fetched beside one
+LARGEST_STATE = 32768   # bytes of a state that is fetched without being asked for
+GROWTH = 4
+REOPENED = 2            # the window after two were missed in order
+SMALL = 8               # of so few references, those before a missed one are as likely as those after it
+UNJUDGED = 4            # batches that wait for their objects to be used
+DEPTH = 2               # how far up from the values of a tree its nodes are fetched as if they were missed
+REMEMBERED = 4096       # references, and about as many that were used before them
+CLASSES = 2000          # that are told apart
 LARGEST_HIT = 65536     # bytes of a cached state that is searched for references
+PATIENCE = 8            # where guesses were wrong, one miss in so many is looked at, and one such state
+LARGEST_OID = 2 ** 63 - 1
+
+_pack = Struct('>Q').pack
 
 
-@dataclass(slots=True, eq=False)
-class _Referrer:
-    """A state that others were found through."""
-    refs: bytes                                         # 8 bytes for each, in the order of the state
-    window: int
-    last: int = -2                                      # which of them was missed last
-    fetched: list[int] = field(default_factory=list)    # the siblings that were fetched then
+class Kind:
+    """What the views of a database have learnt about the referrers of a class: the windows that new ones start with."""
+
+    __slots__ = ('along', 'across')
+
+    def __init__(self, name: bytes):
+        # Containers refer to many things of one sort, other objects to a few things of various use.
+        self.along = 3 if name.startswith((b'cBTrees.', b'cpersistent.')) else 0
+        self.across = 2
 
 
 class Counts:
-    """How many objects were fetched ahead, and how many of them were used: about, for threads take no lock."""
+    """What the views of a database share: about, for threads take no lock.
+
+    fetched, used   how many objects were fetched ahead, and how many of these were used
+    kinds           by the name of the class
+    """
 
     def __init__(self):
         self.fetched = self.used = 0
+        self.kinds: dict[bytes, Kind] = {}
+
+
+class _Window:
+    """How many objects to fetch one way, and which were fetched last."""
+
+    __slots__ = ('kind', 'way', 'size', 'fetched')
+
+    def __init__(self, kind: Kind, way: str):
+        self.kind, self.way = kind, way
+        self.size: int = getattr(kind, way)
+        self.fetched: list[int] = []            # empty when they were judged
+
+
+class _Class:
+    """The referrers of a class, in one view."""
+
+    __slots__ = ('kind', 'across', 'last', 'last_oid', 'passed')
+
+    def __init__(self, kind: Kind):
+        self.kind = kind
+        self.across = _Window(kind, 'across')
+        self.last: _Referrer | None = None      # through which an object was missed last
+        self.last_oid = 0                       # and which
+        self.passed = 0                         # misses where no window was open
+
+
+class _Referrer:
+    """A state that others are found through."""
+
+    __slots__ = ('oid', 'refs', 'cls', 'along')
+
+    def __init__(self, oid: int | None, refs: bytes, cls: _Class):
+        self.oid = oid
+        self.refs = refs                        # 8 bytes for each, in the order of the state
+        self.cls = cls
+        self.along: _Window | None = None       # made when it is needed
 
 
 class ReadAhead:
@@ -49,83 +105,181 @@ class ReadAhead:
 
     def __init__(self, cache: Cache, counts: Counts, untransform: Callable[[bytes], bytes]):
         self._cache, self._counts, self._untransform = cache, counts, untransform
-        self._first = FIRST
-        self._referrers: deque[_Referrer] = deque()         # last used first
-        self._loaded: deque[bytes] = deque(maxlen=LOADED)   # references of states, newest first
+        self._classes: dict[bytes, _Class] = {}
+        self._unjudged: deque[tuple[_Window, list[int]]] = deque()
+        self._left_alone = 0
+        # Referrers by their own oid, and by what they refer to: those used last, and those used before them.
+        self._states: dict[int, _Referrer] = {}
+        self._parents: dict[int, _Referrer] = {}
+        self._older_states, self._older_parents = self._states, self._parents
 
-    def saw(self, refs: bytes | None, state: bytes) -> None:
-        """Remember what a state that was loaded refers to: it may be missed next. refs: None if not known."""
+    # What is known --------------------------------------------------------------------------------------------------
+
+    def saw(self, oid: int | None, state: bytes, refs: bytes | None) -> None:
+        """Remember what a state that was loaded refers to, for it may be missed next. refs: None if not known."""
         if refs is None:
-            refs = references(self._untransform(state)) or b''
-        if len(refs) > 8:       # of one reference there are no siblings
-            self._loaded.appendleft(refs)
+            refs = references(self._untransform(state))
+        if refs:
+            self._remember(_Referrer(oid, refs, self._class(state)))
 
-    def siblings(self, oid: int, at: int, hit: bytes | None) -> list[int]:
+    def _class(self, state: bytes) -> _Class:
+        # A record begins with two lines, the module and the name; one that a storage wrapper has changed does not.
+        end = state.find(b'\n', state.find(b'\n', 0, 200) + 1, 300)
+        name = state[2:end] if end > 0 and state[0] == 0x80 else b''
+        cls = self._classes.get(name)
+        if cls is None:
+            kinds = self._counts.kinds
+            if len(kinds) >= CLASSES and name not in kinds:
+                name = b''
+            cls = self._classes[name] = _Class(kinds.setdefault(name, Kind(name)))
+        return cls
+
+    def _remember(self, referrer: _Referrer) -> None:
+        if len(self._parents) > REMEMBERED:
+            self._older_states, self._older_parents = self._states, self._parents
+            self._states, self._parents = {}, {}
+        if referrer.oid is not None:
+            self._states[referrer.oid] = referrer
+        oids = unpack(referrer.refs)
+        # A bucket of a tree is referred to by the one before it, which knows no other, and by their node.
+        node = self._parents.get(oids[-1]) or self._older_parents.get(oids[-1])
+        self._parents.update(dict.fromkeys(oids, referrer))
+        if node is not None:
+            self._parents[oids[-1]] = node
+
+    def _parent(self, oid: int) -> _Referrer | None:
+        """Return what refers to it, and keep that in mind."""
+        referrer = self._parents.get(oid)
+        if referrer is None:
+            referrer = self._older_parents.get(oid)
+            if referrer is not None:
+                self._remember(referrer)
+        return referrer
+
+    def _in_hit(self, oid: int, hit: bytes | None) -> _Referrer | None:
+        """Return the referrer that the hit state is, if it refers to the object."""
+        if hit is None or len(hit) > LARGEST_HIT:
+            return None
+        packed, state = _pack(oid), self._untransform(hit)
+        if packed not in state:
+            return None
+        if not self._class(hit).kind.along:
+            self._left_alone += 1
+            if self._left_alone % PATIENCE:
+                return None
+        refs = references(state) or b''
+        if _place(packed, refs) < 0:
+            return None
+        self.saw(None, hit, refs)
+        return self._parents[oid]
+
+    def _siblings(self, referrer: _Referrer) -> Iterator[tuple[int, _Referrer | None]]:
+        """Yield what follows it where it is referred to itself: those of its class, and, with None, those not seen."""
+        parent = None if referrer.oid is None else self._parent(referrer.oid)
+        if parent is not None:
+            place = _place(_pack(referrer.oid), parent.refs)
+            for oid in unpack(parent.refs[8 * place + 8:8 * (place + LARGEST)]):
+                sibling = self._states.get(oid) or self._older_states.get(oid)
+                if sibling is None or sibling.cls is referrer.cls:
+                    yield oid, sibling
+
+    # What to fetch --------------------------------------------------------------------------------------------------
+
+    def beside(self, oid: int, at: int, hit: bytes | None) -> list[int]:
         """Return which objects to fetch with one that a view at `at` has missed.
 
         hit: the state that the view has last found in the cache, if any.
         """
-        packed = p64(oid)
-        referrer = self._known(packed) or self._found(packed, hit)
+        referrer = self._parents.get(oid) or self._older_parents.get(oid) or self._in_hit(oid, hit)
         if referrer is None:
             return []
-        place = _place(packed, referrer.refs)
-        self._judge(referrer)
-        if place == referrer.last + 1 and not referrer.window:
-            referrer.window = 2
-        referrer.last = place
-        following = referrer.refs[8 * (place + 1):8 * (place + 1 + referrer.window)]
-        referrer.fetched = [oid for oid in unpack(following) if not self._cache.holds(oid, at)]
-        self._counts.fetched += len(referrer.fetched)
-        return referrer.fetched
+        cls, along = referrer.cls, referrer.along
+        across = cls.across
+        last, last_oid, cls.last, cls.last_oid = cls.last, cls.last_oid, referrer, oid
+        if not (cls.kind.along or across.size or across.fetched or along and (along.size or along.fetched)):
+            # Nothing has been worth it: let the miss pass quickly, unless it may be one in order.
+            cls.passed += 1
+            if last is not referrer and cls.passed % PATIENCE:
+                return []
+        self._parent(oid)
+        if along is None:
+            along = referrer.along = _Window(cls.kind, 'along')
+        self._judge(along, along.fetched)
+        self._judge(across, across.fetched)
+        place = _place(_pack(oid), referrer.refs)
+        if last is not None and not (along.size and across.size):
+            self._reopen(referrer, place, last, _place(_pack(last_oid), last.refs))
+        found: dict[int, None] = {}
+        if along.size:
+            along.fetched = self._along(referrer, place, oid, at, found)
+        if across.size:
+            across.fetched = self._take(across, oid, at, self._across(referrer, place), found)
+        found.pop(oid, None)
+        self._counts.fetched += len(found)
+        return list(found)
 
-    def _known(self, packed: bytes) -> _Referrer | None:
-        """Return a referrer of the object, if possible one that it is not the last in.
+    def _reopen(self, referrer: _Referrer, place: int, last: _Referrer, last_place: int) -> None:
+        """Open a closed window if this miss follows the last one of the class that way."""
+        along, across = referrer.along, referrer.cls.across
+        if last is referrer:
+            if not along.size and place == last_place + 1:
+                along.size = REOPENED
+        elif not across.size and place == last_place:
+            _, following = next(self._siblings(last), (None, None))
+            if following is referrer:
+                across.size = REOPENED
 
-        The bucket of a tree is referred to by the one before it, which knows no other, and by its node.
-        """
-        last = None
-        for referrer in self._referrers:
-            if packed in referrer.refs:
-                place = _place(packed, referrer.refs)
-                if 0 <= place < len(referrer.refs) // 8 - 1:
-                    self._referrers.remove(referrer)
-                    self._referrers.appendleft(referrer)
-                    return referrer
-                if place >= 0:
-                    last = referrer
-        return last
+    def _along(self, referrer: _Referrer, place: int, missed: int, at: int, found: dict, depth: int = 0) -> list[int]:
+        """Add to `found` what comes after the missed object, which is at this place; return what the window let in."""
+        window, refs = referrer.along, referrer.refs
+        start = 0 if len(refs) <= 8 * SMALL else place + 1
+        guesses = list(unpack(refs[8 * start:8 * (start + window.size + 1)]))
+        unseen = None
+        if len(guesses) < window.size:
+            for oid, sibling in self._siblings(referrer):
+                if sibling is None:
+                    unseen = oid
+                    break
+                guesses += unpack(sibling.refs[:8 * window.size])
+                if len(guesses) >= window.size:
+                    break
+        taken = self._take(window, missed, at, guesses, found)
+        if unseen is not None and (depth or window.size == LARGEST) and depth < DEPTH and len(found) < LARGEST:
+            found[unseen] = None        # even if it is cached: what it refers to is not known
+            parent = self._parent(referrer.oid)
+            if parent.along is None:
+                parent.along = _Window(parent.cls.kind, 'along')
+            parent.along.size = parent.along.size or REOPENED
+            self._along(parent, _place(_pack(unseen), parent.refs), unseen, at, found, depth + 1)
+        return taken
 
-    def _found(self, packed: bytes, hit: bytes | None) -> _Referrer | None:
-        """Look whether a state seen lately refers to the object."""
-        for refs in self._loaded:
-            if packed in refs and _place(packed, refs) >= 0:
-                return self._remembered(refs)
-        if hit is not None and len(hit) <= LARGEST_HIT and packed in (state := self._untransform(hit)):
-            refs = references(state) or b''
-            if _place(packed, refs) >= 0:
-                return self._remembered(refs)
-        return None
+    def _across(self, referrer: _Referrer, place: int) -> Iterator[int]:
+        for _, sibling in self._siblings(referrer):
+            if sibling is None:
+                break
+            yield from unpack(sibling.refs[8 * place:8 * place + 8])
 
-    def _remembered(self, refs: bytes) -> _Referrer:
-        if len(self._referrers) == REFERRERS:
-            self._judge(self._referrers.pop())
-        self._referrers.appendleft(_Referrer(refs, self._first))
-        return self._referrers[0]
+    def _take(self, window: _Window, missed: int, at: int, guesses: Iterable[int], found: dict) -> list[int]:
+        """Add to `found` the guesses that the window lets in, but for what is cached already; return those."""
+        holds = self._cache.holds
+        guesses = islice((oid for oid in guesses if oid != missed), min(window.size, LARGEST - len(found)))
+        taken = [oid for oid in guesses if oid not in found and oid <= LARGEST_OID and not holds(oid, at)]
+        if taken:
+            found.update(dict.fromkeys(taken))
+            self._unjudged.append((window, taken))
+            if len(self._unjudged) > UNJUDGED:
+                self._judge(*self._unjudged.popleft())
+        return taken
 
-    def _judge(self, referrer: _Referrer) -> None:
-        """See what became of what was fetched last, and set the window by that."""
-        fetched, referrer.fetched = referrer.fetched, []
+    def _judge(self, window: _Window, fetched: list[int]) -> None:
+        """See what became of what was fetched, once, and set the window by that."""
         if not fetched:
             return
         used = sum(map(self._cache.was_used, fetched))
         self._counts.used += used
-        if 2 * used >= len(fetched):
-            referrer.window = min(2 * referrer.window, LARGEST)
-            self._first = min(2 * self._first or 1, LARGEST)
-        else:
-            referrer.window //= 2
-            self._first //= 2
+        window.size = min(GROWTH * window.size, LARGEST) if 2 * used >= len(fetched) else window.size // 2
+        setattr(window.kind, window.way, window.size)
+        fetched.clear()
 
 
 def _place(packed: bytes, refs: bytes) -> int:

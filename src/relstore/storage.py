@@ -176,12 +176,15 @@ class RelStore(UndoLogCompatible):
     def _load_at(self, oid: int, at: int) -> tuple | None:
         """Load (state, tid, references) past the cache. ReadConflictError if it is there no longer, or never can be."""
         row = None
-        ahead = self._ahead.siblings(oid, at, self._hit)
-        for found, state, tid, refs in self._fetch([oid, *ahead], 1, at, LARGEST_STATE):
+        ahead = self._ahead.beside(oid, at, self._hit)
+        largest = min(LARGEST_STATE, self._cache.object_max)
+        for found, state, tid, refs in self._fetch([oid, *ahead], 1, at, largest):
             if found == oid:
                 row = state, tid, refs
             elif state is not None:
                 self._cache.put(found, tid, state, at, self._generation)
+                if refs:
+                    self._ahead.saw(found, state, refs)
         if row is None:
             # The view's own snapshot sees nothing newer than the view: what it does not see is not there.
             if ((self._snapshot is None or self._snapshot_late)
@@ -189,7 +192,7 @@ class RelStore(UndoLogCompatible):
                 raise ReadConflictError('The revision that this transaction sees is gone', oid=p64(oid))
         elif row[0] is not None:
             self._cache.put(oid, row[1], row[0], at, self._generation)
-            self._ahead.saw(row[2], row[0])
+            self._ahead.saw(oid, row[0], row[2])
         return row
 
     def _fetch(
@@ -266,9 +269,11 @@ class RelStore(UndoLogCompatible):
                 rows = self._fetch(batch, len(batch), at, largest)
             except ReadConflictError:
                 return              # load() will say so
-            for oid, state, tid, _ in rows:
+            for oid, state, tid, refs in rows:
                 if state is not None:
                     self._cache.put(oid, tid, state, at, self._generation)
+                    if refs:
+                        self._ahead.saw(oid, state, refs)
 
     def getTid(self, oid: bytes) -> bytes:
         row = self._pool.attempt(lambda session: self._adapter.load_now(session, u64(oid)))

@@ -92,7 +92,7 @@ class PostgreSQL(Adapter):
             direct = session.backend_pid == backend
             wanted = direct if self._prepared_statements == 'auto' else self._prepared_statements == 'true'
             if wanted and session.can_prepare:
-                session.run(self.sql.prepare)
+                session.script(self.sql.prepare)
                 session.prepared = True
             session.pooled = not (direct or session.prepared)
         except BaseException:
@@ -183,9 +183,12 @@ class PostgreSQL(Adapter):
     def load_many(
         self, session: Session, oids: Sequence[int], at: int, largest: int
     ) -> list[tuple[int, bytes | None, int, bytes | None]]:
-        """Through a pooler with the epoch: its server may have crashed since the session began."""
+        """Prepared where that is safe: a few objects take half the time. Through a pooler with the epoch: its server may
+        have crashed since the session began.
+        """
         if not session.pooled:
-            return super().load_many(session, oids, at, largest)
+            sql = self.sql.execute_load_many if session.prepared else self.sql.load_many
+            return session.all(sql, (self.oid_list(oids), at, largest, oids[0]))
         rows = session.all(self.sql.load_many_pooled, (self.oid_list(oids), at, largest, oids[0]))
         session.epoch = rows[0][0]
         return [row[1:] for row in rows if row[1] is not None]

@@ -2,9 +2,10 @@
 import io
 import random
 import unittest
+from collections import defaultdict
 from unittest import mock
 
-from BTrees.OOBTree import OOBTree
+from BTrees.OOBTree import OOBTree, OOBucket
 from persistent.mapping import PersistentMapping
 from transaction import TransactionManager
 from ZODB import DB
@@ -15,7 +16,16 @@ from ZODB.utils import p64, u64
 from zodbpickle.pickle import Pickler
 
 from relstore.cache import Cache
-from relstore.readahead import FIRST, LARGEST, LARGEST_HIT, LARGEST_STATE, Counts, ReadAhead
+from relstore.readahead import (
+    CLASSES,
+    LARGEST,
+    LARGEST_HIT,
+    LARGEST_STATE,
+    REMEMBERED,
+    Counts,
+    Kind,
+    ReadAhead,
+)
 from relstore.references import references
 from relstore.tests.backends import cases
 
@@ -26,136 +36,243 @@ class Reference:
         self.pid = p64(oid), None
 
 
-def record(*oids, text=b''):
-    """Return a record that refers to these objects, and holds this text."""
+def record(*oids, of=OOBucket, text=b''):
+    """Return a record of this class that refers to these objects, and holds this text."""
     file = io.BytesIO()
     pickler = Pickler(file, 3)
     pickler.persistent_id = lambda it: it.pid if isinstance(it, Reference) else None
-    pickler.dump((MinPO, None))
+    pickler.dump((of, None))
     pickler.dump([text, [Reference(oid) for oid in oids]])
     return file.getvalue()
 
 
 class Guesses(unittest.TestCase):
-    """ReadAhead by itself. `miss` does what a storage does when a load misses."""
+    """ReadAhead by itself, over a database of records that a test makes up."""
 
     def setUp(self):
-        self.cache, self.counts = Cache(1 << 20, 1 << 20), Counts()
-        self.ahead = ReadAhead(self.cache, self.counts, lambda record: record)
+        self.cache, self.counts = Cache(1 << 24, 1 << 20), Counts()
+        self.ahead = self.new_view()
+        self.records = defaultdict(lambda: record(of=MinPO))
+
+    def new_view(self):
+        return ReadAhead(self.cache, self.counts, lambda record: record)
+
+    def saw(self, oid, *oids, of=OOBucket):
+        self.records[oid] = record(*oids, of=of)
+        self.ahead.saw(oid, self.records[oid], None)
 
     def miss(self, oid, hit=None):
-        siblings = self.ahead.siblings(oid, 1, hit)
+        """Do what a storage does when a load misses; return what is fetched with it."""
+        siblings = self.ahead.beside(oid, 1, hit)
         for fetched in (oid, *siblings):
-            self.cache.put(fetched, 1, b'.', 1)
+            self.cache.put(fetched, 1, self.records[fetched], 1)
+            self.ahead.saw(fetched, self.records[fetched], None)
         return siblings
 
     def use(self, oids):
         for oid in oids:
             self.assertIsNotNone(self.cache.find(oid, 1))
 
+    def read(self, oids):
+        """Load these one after the other; return how many were missed."""
+        missed = 0
+        for oid in oids:
+            if self.cache.find(oid, 1) is None:
+                self.miss(oid)
+                missed += 1
+        return missed
+
+    # along
+
     def test_an_object_that_nothing_seen_refers_to(self):
-        self.ahead.saw(None, record(5, 6))
+        self.saw(1, 5, 6)
         self.assertEqual(self.miss(7), [])
 
-    def test_siblings_of_what_a_loaded_state_refers_to(self):
-        self.ahead.saw(None, record(*range(10, 20)))
-        self.assertEqual(self.miss(12), [13, 14, 15, 16][:FIRST])
+    def test_what_comes_after_it_in_a_container(self):
+        self.saw(1, *range(10, 20))
+        self.assertEqual(self.miss(12), [13, 14, 15])
 
-    def test_siblings_of_what_a_hit_state_refers_to(self):
-        self.assertEqual(self.miss(12, hit=record(*range(10, 20))), [13, 14, 15, 16][:FIRST])
+    def test_other_objects_refer_to_things_of_various_use(self):
+        self.saw(1, *range(10, 20), of=MinPO)
+        self.assertEqual(self.miss(12), [])
+
+    def test_of_few_references_also_those_before_it(self):
+        self.saw(1, *range(10, 14))
+        self.assertEqual(self.miss(13), [10, 11, 12])
 
     def test_references_that_came_with_the_state(self):
-        self.ahead.saw(b''.join(map(p64, range(10, 20))), b'not looked at')
-        self.assertEqual(self.miss(12), [13, 14, 15, 16])
+        self.ahead.saw(1, record(), b''.join(map(p64, range(10, 20))))
+        self.assertEqual(self.miss(12), [13, 14, 15])
+
+    def test_what_is_cached_is_not_fetched(self):
+        self.saw(1, *range(10, 20))
+        self.cache.put(13, 1, b'.', 1)
+        self.assertEqual(self.miss(12), [14, 15])
+
+    def test_there_are_none_after_the_last(self):
+        self.saw(1, *range(10, 20))
+        self.assertEqual(self.miss(19), [])
+
+    def test_an_oid_in_the_text_of_a_state_is_no_reference(self):
+        self.ahead.saw(1, record(5, 6, text=p64(7)), None)
+        self.assertEqual(self.miss(7), [])
+        self.assertEqual(self.miss(5), [6])
+
+    def test_an_oid_across_two_references_is_none(self):
+        """The bytes of two packed oids hold others, which start in the middle."""
+        oids = 0x0100000000000000, 0x0200000000000003, 0x0000000001000000
+        middle = u64((p64(oids[1]) + p64(oids[2]))[4:12])
+        self.assertEqual(self.miss(middle, hit=record(*oids)), [])
+        self.saw(1, *oids, middle, *range(10, 20))
+        self.assertEqual(self.miss(middle), [10, 11, 12])
+
+    def test_what_no_database_can_hold_is_not_asked_for(self):
+        self.saw(1, 5, 2 ** 63, 6)
+        self.assertEqual(self.miss(5), [6])
+
+    def test_a_record_that_cannot_be_read(self):
+        self.ahead.saw(1, record(5, 6)[:-3] + b'Q', None)
+        self.assertEqual(self.miss(5), [])
+
+    def test_the_window_grows_while_the_guesses_are_used(self):
+        self.saw(1, *range(10, 1000))
+        oid, windows = 10, []
+        for _ in range(6):
+            siblings = self.miss(oid)
+            self.use(siblings)
+            windows.append(len(siblings))
+            oid += len(siblings) + 1
+        self.assertEqual(windows, [3, 12, 48, 64, 64, 64])
+        self.miss(oid)
+        self.assertEqual((self.counts.used, self.counts.fetched), (sum(windows), sum(windows) + LARGEST))
+
+    def test_it_shrinks_to_nothing_when_they_are_not(self):
+        self.saw(1, *range(10_000))
+        windows = [len(self.miss(oid)) for oid in (1000, 3000, 2000, 4000, 6000)]
+        self.assertEqual(windows, [3, 1, 0, 0, 0])
+        self.assertEqual(self.counts.used, 0)
+
+    def test_misses_in_order_open_it_again(self):
+        self.test_it_shrinks_to_nothing_when_they_are_not()
+        self.assertEqual(self.miss(7000), [])
+        self.assertEqual(self.miss(7001), [7002, 7003])
+
+    def test_what_is_never_missed_again_is_judged_too(self):
+        for start in range(1000, 3000, 100):
+            self.saw(start, *range(start + 1, start + 100))
+            last = self.miss(start + 10)
+        self.assertEqual(last, [])
+        self.assertLess(self.counts.fetched, 40)
+
+    def test_new_referrers_of_a_class_start_with_what_served_the_others(self):
+        for node in range(10_000, 14_000, 100):
+            self.saw(node, *range(node + 1, node + 21))
+            misses = self.read(range(node + 1, node + 21))
+        self.assertEqual(misses, 1)
+        self.ahead = self.new_view()        # views learn from each other
+        self.saw(20_000, *range(20_001, 20_021))
+        self.assertEqual(self.read(range(20_001, 20_021)), 1)
+
+    # as a stream
+
+    def test_values_of_one_bucket_after_the_other(self):
+        buckets = range(1000, 3000, 100)
+        self.saw(1, *buckets, of=OOBTree)
+        for bucket in buckets:
+            self.saw(bucket, *range(bucket + 1, bucket + 21))
+        values = [oid for bucket in buckets for oid in range(bucket + 1, bucket + 21)]
+        self.assertLess(self.read(values), 12)      # of 400
+        self.assertLessEqual(self.counts.fetched, len(values))
+
+    def test_buckets_that_were_not_seen_come_with_the_values(self):
+        buckets = range(1000, 20_000, 100)
+        for bucket in buckets:      # each refers to the next one, as in a tree
+            self.records[bucket] = record(*range(bucket + 1, bucket + 21), bucket + 100)
+        self.saw(1, *buckets, of=OOBTree)
+        order = [oid for bucket in buckets for oid in range(bucket, bucket + 21)]
+        self.assertLess(self.read(order), len(order) / 30)
+        self.assertLess(self.counts.fetched, len(order) + LARGEST)
+
+    def test_a_referrer_that_knows_no_siblings_is_the_second_choice(self):
+        """Buckets of a tree are chained, and their node refers to them all."""
+        self.saw(1, *range(10, 30))
+        self.saw(2, 800, 801, 15)
+        self.assertEqual(self.miss(15), [16, 17, 18])
+
+    def test_never_more_than_the_largest_number(self):
+        folders = range(1000, 10_000, 100)
+        self.saw(1, *folders)
+        for folder in folders:
+            self.saw(folder, *range(folder + 1, folder + 90))
+        for folder in folders:
+            for oid in range(folder + 1, folder + 90):
+                if self.cache.find(oid, 1) is None:
+                    self.assertLessEqual(len(self.miss(oid)), LARGEST)
+
+    # across
+
+    def folders(self, count, start=1000):
+        """See some objects of one class, and a container that refers to them; return them."""
+        folders = range(start, start + 10 * count, 10)
+        for folder in folders:
+            self.saw(folder, *range(folder + 1, folder + 5), of=MinPO)
+        self.saw(start - 1, *folders)
+        return folders
+
+    def test_the_same_place_in_the_siblings(self):
+        folders = self.folders(40)
+        self.assertEqual(self.miss(1002), [1012, 1022])
+        self.assertLess(self.read(folder + 2 for folder in folders), 5)
+        self.assertLess(self.counts.fetched, 40)
+
+    def test_only_in_siblings_of_its_class(self):
+        self.folders(3)
+        self.saw(1010, *range(1011, 1015), of=OOBTree)
+        self.assertEqual(self.miss(1002), [1022])
+
+    def test_siblings_are_left_alone_when_that_was_wrong(self):
+        for start in range(1000, 200_000, 1000):
+            folders = self.folders(20, start)
+            last = self.miss(folders[7] + 2)
+        self.assertEqual(last, [])
+        self.assertLess(self.counts.fetched, 30)
+        self.folders(20, 300_000)
+        self.assertLess(self.read(range(300_002, 300_202, 10)), 8)      # in order, it is right again
+
+    # what is remembered
+
+    def test_siblings_of_what_a_hit_state_refers_to(self):
+        self.assertEqual(self.miss(12, hit=record(*range(10, 20))), [13, 14, 15])
 
     def test_large_cached_states_are_not_searched(self):
         self.assertEqual(self.miss(5, hit=record(5, 6, text=b'x' * LARGEST_HIT)), [])
 
     def test_records_that_a_storage_around_this_one_has_changed(self):
         ahead = ReadAhead(self.cache, self.counts, lambda record: record[::-1])
-        ahead.saw(None, record(5, 6)[::-1])
-        self.assertEqual(ahead.siblings(5, 1, None), [6])
-        self.assertEqual(ahead.siblings(7, 1, record(7, 8)[::-1]), [8])
+        self.counts.kinds[b''] = Kind(b'cBTrees.')
+        ahead.saw(1, record(5, 6)[::-1], None)
+        self.assertEqual(ahead.beside(5, 1, None), [6])
+        self.assertEqual(ahead.beside(7, 1, record(7, 8)[::-1]), [8])
 
-    def test_there_are_none_after_the_last(self):
-        self.ahead.saw(None, record(5, 6))
-        self.assertEqual(self.miss(6), [])
+    def test_memory_is_bounded(self):
+        for node in range(0, 100 * REMEMBERED, 100):
+            self.saw(1 << 40 | node, *range(node, node + 50))
+        known = {*self.ahead._parents, *self.ahead._older_parents}
+        self.assertLess(len(known), 2 * REMEMBERED + 200)
+        self.assertGreater(len(known), REMEMBERED)
+        self.assertLess(len(self.ahead._states) + len(self.ahead._older_states), 2 * REMEMBERED / 50 + 10)
 
-    def test_what_is_cached_is_not_fetched(self):
-        self.ahead.saw(None, record(*range(10, 20)))
-        self.cache.put(13, 1, b'.', 1)
-        self.assertEqual(self.miss(12), [14, 15, 16])
-
-    def test_an_oid_in_the_text_of_a_state_is_no_reference(self):
-        self.ahead.saw(None, record(5, 6, text=p64(7)))
-        self.assertEqual(self.miss(7), [])
-        self.assertEqual(self.miss(5), [6])
-
-    def test_an_oid_across_two_references_is_none(self):
-        """The bytes of two packed oids hold others, which start in the middle."""
-        self.ahead.saw(None, record(0x0100000000000000, 0x0200000000000003, 0x0000000001000000, 9))
-        middle = u64((p64(0x0200000000000003) + p64(0x0000000001000000))[4:12])
-        self.assertEqual(self.miss(middle), [])
-
-    def test_the_window_doubles_while_the_guesses_are_used(self):
-        self.ahead.saw(None, record(*range(10, 1000)))
-        oid, windows = 10, []
-        for _ in range(8):
-            siblings = self.miss(oid)
-            self.use(siblings)
-            windows.append(len(siblings))
-            oid += len(siblings) + 1
-        self.assertEqual(windows, [4, 8, 16, 32, 32, 32, 32, 32])
-        self.assertEqual(LARGEST, 32)
-        self.miss(oid)
-        self.assertEqual((self.counts.used, self.counts.fetched), (sum(windows), sum(windows) + 32))
-
-    def test_it_shrinks_to_nothing_when_they_are_not(self):
-        self.ahead.saw(None, record(*range(10000)))
-        windows = [len(self.miss(oid)) for oid in (1000, 3000, 2000, 4000, 6000, 5000)]
-        self.assertEqual(windows, [4, 2, 1, 0, 0, 0])
-        self.assertEqual(self.counts.used, 0)
-
-    def test_misses_in_a_row_open_it_again(self):
-        self.test_it_shrinks_to_nothing_when_they_are_not()
-        self.assertEqual(self.miss(7000), [])
-        self.assertEqual(self.miss(7001), [7002, 7003])
-
-    def test_new_referrers_start_with_what_served_the_others(self):
-        for node in range(100, 1200, 100):
-            self.ahead.saw(None, record(*range(node, node + 20)))
-            last = self.miss(node)
-        self.assertEqual(last, [])
-        for node in range(10000, 14000, 100):       # each is read to its end
-            self.ahead.saw(None, record(*range(node, node + 20)))
-            misses = 0
-            for oid in range(node, node + 20):
-                if not self.cache.find(oid, 1):
-                    self.miss(oid)
-                    misses += 1
-        self.assertEqual(misses, 1)
-
-    def test_a_referrer_that_knows_no_siblings_is_the_second_choice(self):
-        """Buckets of a tree are chained, and their node refers to them all."""
-        self.ahead.saw(None, record(*range(10, 30)))
-        self.use(self.miss(10))
-        self.ahead.saw(None, record(800, 801, 15))
-        self.miss(800)
-        self.assertEqual(self.miss(15), [16, 17, 18, 19, 20, 21, 22, 23])
+    def test_classes_are_bounded(self):
+        for n in range(CLASSES + 100):
+            self.ahead.saw(n, record(5, 6).replace(b'OOBucket', b'OO%d' % n), None)
+        self.assertLessEqual(len(self.counts.kinds), CLASSES + 1)
 
     def test_a_referrer_in_use_is_not_forgotten(self):
-        root = record(*range(10, 100))
-        self.ahead.saw(None, root)
+        self.saw(1, *range(10, 100), of=OOBTree)
         for node in range(10, 40):
             self.miss(node)
-            self.ahead.saw(None, record(*range(1000 * node, 1000 * node + 9)))
-            self.miss(1000 * node)
-        self.cache.clear()
-        self.assertIsNotNone(self.ahead._known(p64(50)))
-
-    def test_a_record_that_cannot_be_read(self):
-        self.ahead.saw(None, record(5, 6)[:-3] + b'Q')
-        self.assertEqual(self.miss(5), [])
+            self.saw(node, *range(1000 * node, 1000 * node + REMEMBERED // 4))
+        self.assertEqual(self.ahead._parent(50).oid, 1)
 
 
 class Suite(unittest.TestCase):
@@ -177,6 +294,8 @@ class Suite(unittest.TestCase):
         for n in range(2000):
             tree[n] = MinPO(n)
         root['items'] = PersistentMapping({n: MinPO(n) for n in range(40)})
+        root['folders'] = PersistentMapping({
+            n: MinPO({name: MinPO(name) for name in ('annotations', 'tree', 'order')}) for n in range(30)})
 
     def cold(self):
         """Forget what was read; return a context that counts the statements that load."""
@@ -195,7 +314,7 @@ class Suite(unittest.TestCase):
             values = [it.value for it in self.connection.root()['tree'].values()]
             statements = self.loads()
         self.assertEqual(values, list(range(2000)))
-        self.assertLess(statements, 200)
+        self.assertLess(statements, 80)
         counts = self.storage._database.ahead
         self.assertGreater(counts.used, 0.9 * counts.fetched - 2 * LARGEST)
 
@@ -209,7 +328,31 @@ class Suite(unittest.TestCase):
         with self.manager, self.cold():
             for n in random.Random(6).sample(range(2000), 300):
                 self.assertEqual(tree[n].value, n)
+            self.assertGreater(self.storage._adapter.load_at.call_count, 250)
         self.assertLess(self.storage._database.ahead.fetched - before, 100)
+
+    def test_the_same_attribute_of_one_folder_after_the_other(self):
+        """A folder has several attributes; a page looks at one of them."""
+        with self.manager, self.cold():
+            for folder in self.connection.root()['folders'].values():
+                self.assertEqual(folder.value['tree'].value, 'tree')
+            self.assertLess(self.loads(), 12)       # of 61
+        counts = self.storage._database.ahead
+        self.assertLess(counts.fetched, 61)
+
+    def test_prefetch_is_one_statement(self):
+        """And what the objects refer to is known then."""
+        with self.manager, self.cold():
+            folders = list(self.connection.root()['folders'].values())
+            before = self.loads()
+            self.connection.prefetch(folders)
+            self.assertEqual(self.loads(), before + 1)
+            for folder in folders:
+                self.assertEqual(len(folder.value), 3)
+            self.assertEqual(self.loads(), before + 1)
+            folders[0].value['tree']._p_activate()
+            folders[1].value['tree']._p_activate()      # came with the other
+            self.assertEqual(self.loads(), before + 2)
 
     def test_what_is_fetched_is_what_the_view_sees(self):
         with self.manager:

@@ -36,6 +36,7 @@ NOT_MEASURED = {
     'delete_transactions': 'removes everything',
     'relations': 'the catalogue, which does not grow',
     'execute_load_at': 'what `prepare` prepared, which is load_at',
+    'execute_load_many': 'what `prepare` prepared, which is load_many',
 }
 
 #: Statements that MySQL and MariaDB are not asked to run here: name -> why.
@@ -223,7 +224,7 @@ class Suite(unittest.TestCase):
 
     def test_reasons_name_statements(self):
         """Lists of exceptions do not outlive what they except."""
-        names = {name for name, _ in self.sql} | {'zap', 'delete_transactions', 'execute_load_at'}
+        names = {name for name, _ in self.sql} | {'zap', 'delete_transactions', 'execute_load_at', 'execute_load_many'}
         self.assertLessEqual(SCANS.keys() | NOT_MEASURED.keys(), names)
 
 
@@ -251,10 +252,10 @@ class OnPostgreSQL(Suite):
     def test_every_statement_is_understood(self):
         for name, statement, _ in self.statements():
             with self.subTest(name):
-                if name == 'execute_load_at':
+                if name in NOT_MEASURED and name.startswith('execute_'):
                     self.ask(self.sql.prepare)
-                    self.ask(self.sql.execute_load_at, (self.site.oid, self.site.last))
-                    self.ask('DEALLOCATE relstore_load_at')
+                    self.ask(getattr(self.sql, name), PARAMETERS[name.removeprefix('execute_')](self.site))
+                    self.ask('DEALLOCATE ALL')
                 elif explains(statement):
                     first, *rest = statement.split('?')
                     self.ask(f'PREPARE a AS {first}' + ''.join(f'${n}{text}' for n, text in enumerate(rest, 1)))
@@ -283,6 +284,22 @@ class OnPostgreSQL(Suite):
         self.analyze()
         self.fill(20_000)
         self.measure()
+
+    def test_prepared_before_an_import(self):
+        """A session keeps the plans that it made when there was next to nothing."""
+        self.fill(100)
+        self.ask(self.sql.prepare)
+        calls = [(self.sql.execute_load_at, PARAMETERS['load_at']),
+                 (self.sql.execute_load_many, PARAMETERS['load_many'])]
+        for statement, parameters in 10 * calls:        # from the sixth time on it is one plan for all parameters
+            self.ask(statement, parameters(self.site))
+        self.ask('SET session_replication_role = replica')
+        columns, values = (
+            ('prev_tid, md5, ', f"0, '{'0' * 32}', ") if self.keep_history else ('refs_tid, ', f'{IMPORT}, '))
+        self.ask(f'INSERT INTO object_state (zoid, tid, {columns} state_size, state, refs) '
+                 f'SELECT n, {IMPORT}, {values} 100, {STATE} FROM numbers(1000, 20000)')
+        for statement, parameters in calls:
+            self.assertLess(self.cost(statement, parameters(self.site)), 200)
 
     def test_measurement_notices_a_scan(self):
         self.fill(2000)

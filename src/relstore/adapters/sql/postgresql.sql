@@ -42,16 +42,29 @@ WHERE u.tid = ? ORDER BY u.zoid
 -- name: backend
 SELECT pg_backend_pid()
 
+-- To plan load_many for a few objects takes longer than to run it.
 -- name: prepare [hp]
 PREPARE relstore_load_at (bigint, bigint) AS
-    SELECT state, tid, refs FROM {object_state} WHERE zoid = $1 AND tid <= $2 ORDER BY tid DESC LIMIT 1
+    SELECT state, tid, refs FROM {object_state} WHERE zoid = $1 AND tid <= $2 ORDER BY tid DESC LIMIT 1;
+PREPARE relstore_load_many (bigint[], bigint, bigint, bigint) AS
+    SELECT o.zoid, s.state, s.tid, s.refs FROM (SELECT unnest($1) AS zoid) o CROSS JOIN LATERAL
+        (SELECT state, tid, refs, state_size FROM {object_state}
+         WHERE zoid = o.zoid AND tid <= $2 ORDER BY tid DESC LIMIT 1) s
+    WHERE s.state_size <= $3 OR o.zoid = $4
 
 -- name: prepare [hf]
 PREPARE relstore_load_at (bigint, bigint) AS
-    SELECT state, tid, CASE WHEN refs_tid = tid THEN refs END FROM {object_state} WHERE zoid = $1 AND tid <= $2
+    SELECT state, tid, CASE WHEN refs_tid = tid THEN refs END FROM {object_state} WHERE zoid = $1 AND tid <= $2;
+PREPARE relstore_load_many (bigint[], bigint, bigint, bigint) AS
+    SELECT s.zoid, s.state, s.tid, CASE WHEN s.refs_tid = s.tid THEN s.refs END
+    FROM (SELECT unnest($1) AS zoid) o JOIN {object_state} s ON s.zoid = o.zoid
+    WHERE s.tid <= $2 AND (s.state_size <= $3 OR s.zoid = $4)
 
 -- name: execute_load_at
 EXECUTE relstore_load_at (?, ?)
+
+-- name: execute_load_many
+EXECUTE relstore_load_many (?, ?, ?, ?)
 
 -- name: poll [hp]
 SELECT epoch, last, oids, tids FROM {relstore_poll_1}(?, ?)
