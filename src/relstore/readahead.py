@@ -41,12 +41,13 @@ _pack = Struct('>Q').pack
 class Kind:
     """What the views of a database have learnt about the referrers of a class: the windows that new ones start with."""
 
-    __slots__ = ('along', 'across')
+    __slots__ = ('contains', 'along', 'across')
 
     def __init__(self, name: bytes):
         # Containers refer to many things of one sort, other objects to a few things of various use.
-        self.along = 3 if name.startswith((b'cBTrees.', b'cpersistent.')) else 0
-        self.across = 2
+        self.contains = name.startswith((b'cBTrees.', b'cpersistent.'))
+        self.along = 3 if self.contains else 0
+        self.across = 0 if self.contains else 2
 
 
 class Counts:
@@ -119,8 +120,15 @@ class ReadAhead:
         """Remember what a state that was loaded refers to, for it may be missed next. refs: None if not known."""
         if refs is None:
             refs = references(self._untransform(state))
-        if refs:
-            self._remember(_Referrer(oid, refs, self._class(state)))
+        if not refs:
+            return
+        cls = self._class(state)
+        kind = cls.kind
+        if kind.contains and not kind.along and not kind.across:
+            cls.passed += 1
+            if cls.passed % PATIENCE:
+                return      # enough are left to find out if they are read in order again
+        self._remember(_Referrer(oid, refs, cls))
 
     def _class(self, state: bytes) -> _Class:
         # A record begins with two lines, the module and the name; one that a storage wrapper has changed does not.
@@ -171,7 +179,7 @@ class ReadAhead:
         if _place(packed, refs) < 0:
             return None
         self.saw(None, hit, refs)
-        return self._parents[oid]
+        return self._parents.get(oid)
 
     def _siblings(self, referrer: _Referrer) -> Iterator[tuple[int, _Referrer | None]]:
         """Yield what follows it where it is referred to itself: those of its class, and, with None, those not seen."""
@@ -188,7 +196,7 @@ class ReadAhead:
     def beside(self, oid: int, at: int, hit: bytes | None) -> list[int]:
         """Return which objects to fetch with one that a view at `at` has missed.
 
-        hit: the state that the view has last found in the cache, if any.
+        hit: the state that the view has found in the cache last, if that was since the last miss.
         """
         referrer = self._parents.get(oid) or self._older_parents.get(oid) or self._in_hit(oid, hit)
         if referrer is None:

@@ -55,7 +55,7 @@ class RelStore(UndoLogCompatible):
         self._snapshot_due = False              # nobody needed one yet, because the poll was saved
         self._snapshot_late = False             # when it was opened at last, others had committed
         self._ahead = ReadAhead(self._cache, database.ahead, lambda record: database.untransform(record))
-        self._hit: bytes | None = None          # the last state that was in the cache
+        self._hit: bytes | None = None          # the last state that was in the cache, if no load missed since
         self._txn: Transaction | None = None
         self._commit_lock = threading.Lock()    # held from tpc_begin to tpc_finish or tpc_abort
         if self._adapter.keep_history:
@@ -176,7 +176,8 @@ class RelStore(UndoLogCompatible):
     def _load_at(self, oid: int, at: int) -> tuple | None:
         """Load (state, tid, references) past the cache. ReadConflictError if it is there no longer, or never can be."""
         row = None
-        ahead = self._ahead.beside(oid, at, self._hit)
+        hit, self._hit = self._hit, None
+        ahead = self._ahead.beside(oid, at, hit)
         largest = min(LARGEST_STATE, self._cache.object_max)
         for found, state, tid, refs in self._fetch([oid, *ahead], 1, at, largest):
             if found == oid:

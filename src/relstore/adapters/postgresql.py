@@ -183,8 +183,9 @@ class PostgreSQL(Adapter):
     def load_many(
         self, session: Session, oids: Sequence[int], at: int, largest: int
     ) -> list[tuple[int, bytes | None, int, bytes | None]]:
-        """Prepared where that is safe: a few objects take half the time. Through a pooler with the epoch: its server may
-        have crashed since the session began.
+        """Prepared where that is safe: a few objects take half the time.
+
+        Through a pooler with the epoch: its server may have crashed since the session began.
         """
         if not session.pooled:
             sql = self.sql.execute_load_many if session.prepared else self.sql.load_many

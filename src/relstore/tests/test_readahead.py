@@ -173,6 +173,21 @@ class Guesses(unittest.TestCase):
         self.saw(20_000, *range(20_001, 20_021))
         self.assertEqual(self.read(range(20_001, 20_021)), 1)
 
+    def test_containers_read_in_no_order_are_hardly_remembered_until_some_are_read_in_order(self):
+        buckets = range(1000, 100_000, 100)
+        for bucket in buckets[:500]:
+            self.saw(bucket, *range(bucket + 1, bucket + 51))
+            self.miss(bucket + 30)
+        kind = self.counts.kinds[b'cBTrees.OOBTree\nOOBucket']
+        self.assertEqual((kind.along, kind.across), (0, 0))
+        known = {*self.ahead._states, *self.ahead._older_states}
+        self.assertIn(len(known.intersection(buckets[440:500])), range(1, 15))
+        missed = 0
+        for bucket in buckets[500:]:
+            self.saw(bucket, *range(bucket + 1, bucket + 51))
+            missed += self.read(range(bucket + 1, bucket + 51))
+        self.assertLess(missed, 490 * 50 / 5)
+
     # as a stream
 
     def test_values_of_one_bucket_after_the_other(self):
