@@ -35,11 +35,11 @@ PART = 'reading'
 TITLE = 'Reading'
 
 FULL = {
-    'hits': 4000, 'threads': 16, 'seconds': 0.2, 'objects': 10_000, 'delayed': 3000, 'random': 2000, 'times': 3,
+    'hits': 4000, 'threads': 16, 'seconds': 0.2, 'objects': 10_000, 'delayed': 2000, 'random': 2000, 'times': 2,
     'rounds': (60, 3, 5),
 }  # fmt: skip
 QUICK = FULL | {
-    'hits': 1000, 'seconds': 0.05, 'objects': 1000, 'delayed': 200, 'random': 200, 'times': 1, 'rounds': (0, 1, 1),
+    'hits': 500, 'seconds': 0.02, 'objects': 500, 'delayed': 100, 'random': 100, 'times': 1, 'rounds': (0, 1, 1),
 }  # fmt: skip
 SMOKE = FULL | {
     'hits': 50, 'threads': 2, 'seconds': 0.01, 'objects': 300, 'random': 30, 'times': 1, 'rounds': (0, 1, 1),
@@ -52,8 +52,8 @@ STATEMENTS = 'statements (with a server: round trips)'
 def measure(lab: Lab, results: Results, sizes: dict = FULL, names=storages.MAIN) -> None:
     """Fill every storage, measure all of them in turn, and count what their reads send."""
     names = storages.available(results, PART, names)
-    results.note(PART, 'Objects of about 200 bytes. In a round each measurement is a process of its own; reading at '
-                       f'random is the best of {sizes["times"]}, each with the storage opened anew. FileStorage has '
+    results.note(PART, 'Objects of about 200 bytes. In each round a storage has new processes. Each cold read begins '
+                       f'with opening the storage; reading at random is the best of {sizes["times"]}. FileStorage has '
                        'no cache: its hits are reads of a file that the system has in memory. ZEO has its cache in a '
                        'file.')  # fmt: skip
     with ExitStack() as stack:
@@ -95,8 +95,8 @@ def fill(site: Site, objects: int) -> list[bytes]:
 
 def hot(results: Results, site: Site, oids: list[bytes], sizes: dict) -> None:
     """Measure loads of what the storage has cached."""
-    for number in (1, sizes['threads']):
-        wall, cpu = clients.alone(hits, site, oids, number, sizes['seconds'])
+    done = clients.alone(hits, site, oids, (1, sizes['threads']), sizes['seconds'])
+    for number, (wall, cpu) in done.items():
         results.add(case_of(group_of(sizes), number), site.kind, wall * 1e9)
         results.add(case_of(group_of(sizes), number, ', CPU', charted=number > 1), site.kind, cpu * 1e9)
 
@@ -117,12 +117,15 @@ def case_of(group: str, threads: int, suffix: str = '', charted: bool = True) ->
     return Case(PART, group, panel, 'ns', 'less', charted=charted)
 
 
-def hits(site: Site, oids: list[bytes], number: int, seconds: float) -> tuple[float, float]:
-    """Return seconds per load, by the clock and of CPU, of so many threads together."""
-    with closing(site.open_db(pool_size=number + 1)) as db:
-        done = clients.threads(number, load_again_and_again, db, oids, seconds)
-    loads, starts, ends, cpu = zip(*done, strict=True)
-    return (max(ends) - min(starts)) / sum(loads), sum(cpu) / sum(loads)
+def hits(site: Site, oids: list[bytes], numbers: tuple[int, ...], seconds: float) -> dict[int, tuple[float, float]]:
+    """Return seconds per load, by the clock and of CPU, of so many threads together; by their number."""
+    measured = {}
+    with closing(site.open_db(pool_size=max(numbers) + 1)) as db:
+        for number in numbers:
+            done = clients.threads(number, load_again_and_again, db, oids, seconds)
+            loads, starts, ends, cpu = zip(*done, strict=True)
+            measured[number] = (max(ends) - min(starts)) / sum(loads), sum(cpu) / sum(loads)
+    return measured
 
 
 def load_again_and_again(number: int, barrier, db: DB, oids: list[bytes], seconds: float) -> tuple:
@@ -211,10 +214,15 @@ def read(site: Site, way: Callable, oids: list[bytes], count: int, measure: Call
     return spent
 
 
-def seconds_of(site: Site, way: Callable, oids: list[bytes], count: int, times: int) -> float:
-    """Return how long it takes: the best of so many times, for others use the machine too."""
+def seconds_of(site: Site, ways: list[tuple], oids: list[bytes]) -> list[float]:
+    """Return how long each way takes: the best of so many times, for others use the machine too.
+
+    ways: (how, how many objects, how often).
+    """
     gc.collect()
-    return min(read(site, way, oids, count, time.perf_counter) for _ in range(times))
+    return [
+        min(read(site, way, oids, count, time.perf_counter) for _ in range(times)) for way, count, times in ways
+    ]  # fmt: skip
 
 
 class Cold:
@@ -239,8 +247,8 @@ class Cold:
             self.results.add(Case(PART, group, name, STATEMENTS, 'less'), site.kind, spent)
 
     def clock(self, site: Site) -> None:
-        for way, count, times, group, name in self.ways:
-            seconds = clients.alone(seconds_of, site, way, self.oids_of(site), count, times)
+        taken = clients.alone(seconds_of, site, [way[:3] for way in self.ways], self.oids_of(site))
+        for (*_, group, name), seconds in zip(self.ways, taken, strict=True):
             self.results.add(Case(PART, group, f'{name}: time', 'ms', 'less'), site.kind, seconds * 1e3)
 
     def delayed(self, site: Site) -> None:
@@ -252,7 +260,7 @@ class Cold:
         with coldpage.proxy_to(self.lab, site) as proxy:
             proxy.delay = coldpage.DELAY
             reached = coldpage.through(self.lab, site, proxy)
-            seconds = clients.alone(seconds_of, reached, way, self.oids_of(site), count, 1)
+            [seconds] = clients.alone(seconds_of, reached, [(way, count, 1)], self.oids_of(site))
         panel = f'{name}: time, network delay 1 ms' + (f', {count:,} objects' if count < self.sizes['objects'] else '')
         self.results.add(Case(PART, group, panel, 'ms', 'less'), site.kind, seconds * 1e3)
 

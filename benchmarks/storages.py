@@ -75,10 +75,10 @@ class Kind:
 class NothingAhead:
     """Takes the place of a ReadAhead, and never wants anything but what was asked for."""
 
-    def saw(self, refs: bytes | None, state: bytes) -> None:
+    def saw(self, oid: int | None, state: bytes, refs: bytes | None) -> None:
         """Remember nothing."""
 
-    def siblings(self, oid: int, at: int, hit: bytes | None) -> list[int]:
+    def beside(self, oid: int, at: int, hit: bytes | None) -> list[int]:
         return []
 
 
@@ -87,7 +87,7 @@ class WithoutReadAhead(relstore.RelStore):
 
     def __init__(self, *arguments, **more):
         super().__init__(*arguments, **more)
-        if {name for name in dir(self._ahead) if not name.startswith('_')} != {'saw', 'siblings'}:
+        if {name for name in dir(self._ahead) if not name.startswith('_')} != {'saw', 'beside'}:
             raise Unavailable('relstore has another kind of read-ahead than this benchmark can turn off')
         self._ahead = NothingAhead()
 

@@ -153,15 +153,17 @@ class MySQLPlace(OnServer):
     def figures(self, pids):
         names = ', '.join(f"'{site.arguments['db']}'" for site in self.sites)
         if self.server.is_mariadb:
-            clients, id, db, command, since = 'information_schema.processlist', 'id', 'db', 'command', 'time'
-        else:   # whose processlist is an error (3854) while one of the statements in it has a state that is no text
-            clients, since = 'performance_schema.threads', 'processlist_time'
-            id, db, command = 'processlist_id', 'processlist_db', 'processlist_command'
-        [[sessions]] = self.server.run(f'SELECT count(*) FROM {clients} WHERE {db} IN ({names})')
+            clients, of_client, in_transaction = 'information_schema.processlist', '', """
+                information_schema.innodb_trx ON trx_mysql_thread_id = client.id"""
+        else:   # where those two are an error (3854) while a statement is at work in which a state is no UTF-8
+            clients, of_client, in_transaction = 'performance_schema.threads', 'processlist_', """
+                performance_schema.events_transactions_current AS now
+                ON now.thread_id = client.thread_id AND now.state = 'ACTIVE'"""
+        here = f'client.{of_client}db IN ({names})'
+        [[sessions]] = self.server.run(f'SELECT count(*) FROM {clients} AS client WHERE {here}')
         [[forgotten]] = self.server.run(f"""
-            SELECT count(*) FROM information_schema.innodb_trx JOIN {clients} AS client
-            ON client.{id} = trx_mysql_thread_id
-            WHERE client.{command} = 'Sleep' AND client.{since} > {IDLE_SECONDS} AND client.{db} IN ({names})""")
+            SELECT count(*) FROM {clients} AS client JOIN {in_transaction}
+            WHERE {here} AND client.{of_client}command = 'Sleep' AND client.{of_client}time > {IDLE_SECONDS}""")
         [[dead]] = self.server.run(
             "SELECT `count` FROM information_schema.innodb_metrics WHERE name = 'trx_rseg_history_len'")
         figures = {'sessions': sessions, 'forgotten': forgotten, 'dead': dead}
