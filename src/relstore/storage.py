@@ -23,6 +23,7 @@ from relstore import history, iterate, transfer
 from relstore.adapters.base import MAX_TID, Adapter
 from relstore.commit import Transaction
 from relstore.database import Database
+from relstore.errors import StorageError, Unavailable
 from relstore.options import Options
 from relstore.readahead import LARGEST_STATE, ReadAhead
 from relstore.session import Result, Session
@@ -51,6 +52,8 @@ class RelStore(UndoLogCompatible):
         self._generation = -1                   # of the database, when the view was taken
         self._last: tuple = (None, -1)          # the view as of the last poll_invalidations, and its generation
         self._own: int | None = None            # tid of its commit since then
+        self._poll_may_fail = True              # may the next poll_invalidations raise?
+        self._no_view: StorageError | None = None       # what the last one would have raised
         self._snapshot: Session | None = None   # where reads_in_snapshot: a session whose transaction stands at `_at`
         self._snapshot_due = False              # nobody needed one yet, because the poll was saved
         self._snapshot_late = False             # when it was opened at last, others had committed
@@ -103,17 +106,33 @@ class RelStore(UndoLogCompatible):
             self._end(self._txn)
 
     def sync(self, force: bool = True) -> None:
-        """Nothing to do: poll_invalidations, which follows, asks the database."""
+        """Nothing to do: poll_invalidations, which follows, asks the database.
+
+        force: False where ZODB is inside of commit() or open().
+        """
+        self._poll_may_fail = force
 
     def afterCompletion(self) -> None:
         """End the snapshot, if there is one: between transactions nothing is open in the database."""
         self._end_snapshot()
 
     def poll_invalidations(self) -> list[bytes] | None:
-        """Move the view to now. Return the oids that changed on the way; None if everything may have."""
+        """Move the view to now. Return the oids that changed on the way; None if everything may have.
+
+        Where the database cannot be asked, commit() must not raise, for all is done and a retry would do it again; nor
+        open(), for ZODB would lose the connection. Then there is no view, and the first load raises, until the next
+        transaction begins.
+        """
         self._end_snapshot()
         last, generation = self._last
-        self._take_view()
+        self._at = self._no_view = None
+        try:
+            self._take_view()
+        except StorageError as e:
+            if self._poll_may_fail:
+                raise
+            self._no_view = e
+            return []
         changed = [] if last is None else self._cache.invalidations(last, self._own, generation)
         self._last, self._own = (self._at, self._generation), None
         return None if changed is None else [p64(oid) for oid in changed]
@@ -164,6 +183,9 @@ class RelStore(UndoLogCompatible):
 
     def _load(self, oid: int) -> tuple | None:
         """Return (state, tid, ...) of what is not cached. Apart from load, which a closure would make slower."""
+        if self._no_view is not None:
+            raise Unavailable('The database could not be asked when this transaction began: begin another one. '
+                              f'{self._no_view}')
         if self._at is None and self._last[0] is not None:
             self._take_view()       # it has committed since; the next poll_invalidations reports what changed
             hit = self._cache.find(oid, self._at) if self._generation == self._cache.generation else None

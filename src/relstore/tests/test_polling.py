@@ -6,11 +6,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from unittest.mock import patch
 
+import ZODB
+from persistent.mapping import PersistentMapping
+from transaction import TransactionManager
+from transaction.interfaces import TransientError
 from ZODB.Connection import TransactionMetaData
 from ZODB.POSException import ReadConflictError
 from ZODB.utils import z64
 
+import relstore
 from relstore import polling
+from relstore.errors import Unavailable
 from relstore.polling import AT_ONCE, Polling
 from relstore.tests.backends import (
     MySQLdbHistoryFree,
@@ -316,7 +322,78 @@ class SavedPolls(unittest.TestCase):
             self.view.load(b'\0\0\0\x01\0\0\0\0')
 
 
+class Unanswered(unittest.TestCase):
+    """The server goes just when ZODB polls inside of commit() or open(), as it does for implicit managers."""
+
+    def setUp(self):
+        super().setUp()
+        self.proxy = self.new_proxy()
+        self.proxy.start()
+        self.addCleanup(self.proxy.stop)
+        self.db = ZODB.DB(relstore.RelStore(self.adapter_through(self.proxy), keep_history=self.keep_history))
+        self.addCleanup(self.db.close)      # KeyError, if ZODB lost a connection
+
+    def test_a_commit_that_is_done_does_not_fail(self):
+        manager = TransactionManager()
+        connection = self.db.open(manager)
+        other = connection.root()['other'] = PersistentMapping()
+        manager.commit()
+        connection.root()['count'] = 1
+        tpc_finish = connection._storage.tpc_finish
+
+        def finish(*arguments):
+            tid = tpc_finish(*arguments)
+            self.proxy.stop()
+            return tid
+
+        with patch.object(connection._storage, 'tpc_finish', finish):
+            manager.commit()
+        self.assertEqual(connection.root()['count'], 1)
+        self.db.storage._cache.clear()
+        other._p_deactivate()
+        for _ in range(2):
+            with self.assertRaisesRegex(Unavailable, 'could not be asked when this transaction began'):
+                other._p_activate()
+        with self.assertRaises(Unavailable):
+            manager.begin()
+        with closing(self.open_storage()) as storage:
+            change(storage, other._p_oid)
+        self.proxy.start()
+        for _ in range(2):      # one more, to abort the one that failed to begin
+            manager.abort()
+        manager.begin()
+        self.assertEqual(connection.root()['count'], 1)
+        self.assertEqual(dict(other), {'changed': True})
+        manager.abort()
+        connection.close()
+
+    def test_no_connection_is_lost(self):
+        self.proxy.stop()
+        for _ in range(3):
+            manager = TransactionManager()
+            connection = self.db.open(manager)
+            connection.cacheMinimize()
+            self.db.storage._cache.clear()
+            with self.assertRaises(Unavailable) as caught:
+                connection.root()._p_activate()
+            self.assertIsInstance(caught.exception, TransientError)
+            manager.abort()
+            connection.close()
+        self.proxy.start()
+        with self.db.transaction() as connection:
+            connection.root()['count'] = 1
+        self.assertEqual(self.db.storage._pool.lent, 0)
+
+
+def change(storage, oid):
+    """Let another process change the mapping."""
+    with closing(ZODB.DB(storage)) as db, db.transaction() as connection:
+        connection.get(oid)['changed'] = True
+
+
+cases(globals(), Unanswered, backends=(
+    Psycopg2HistoryPreserving, Psycopg2HistoryFree, MySQLdbHistoryPreserving, MySQLdbHistoryFree))
 cases(globals(), SavedPolls, backends=(
     SQLiteHistoryPreserving, SQLiteHistoryFree, Psycopg2HistoryPreserving, Psycopg2HistoryFree,
     MySQLdbHistoryPreserving, MySQLdbHistoryFree))
-del SavedPolls
+del SavedPolls, Unanswered
