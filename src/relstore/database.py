@@ -5,6 +5,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache, partial
 
 from relstore.adapters.base import MAX_TID, Adapter
 from relstore.cache import Cache
@@ -44,22 +45,25 @@ class Database:
         self.counter: CommitCounter | None = None       # of their commits
         if options.cache_servers:
             self.memcached = Memcached(split_servers(options.cache_servers), options.cache_module_name)
-            self.tier = Tier(self.memcached, options.cache_prefix, self.cache)
+            # Further back than a poll may go, the log would be of no use.
+            limit = min(10_000, options.poll_limit // 4)
+            self.tier = Tier(self.memcached, options.cache_prefix, self.cache, limit)
         # How a record is wrapped (compressed, say) by a storage around this one: see IStorageWrapper.
         self.transform = self.untransform = lambda record: record
         self._lock = threading.Lock()           # for changes of the epoch, with the cache's generation
         self._epoch: str | None = None
+        self._forked = False        # and not used since
         try:
             with self.pool.session() as session:
                 self.name = adapter.meta(session)['database']       # the same for whoever opens it
                 if self.memcached is not None:
                     self.counter = CommitCounter(self.memcached, options.cache_prefix, self.name)
-                self.polling = Polling(self.counter, options.poll_interval)
+                self.polling = Polling(self.counter, self._poll_interval())
                 self.warm = self._saved_cache()
-                since = self._known_since(session)
-                last = adapter.last_tid(session)
-                self._begin(session.epoch, last, since)
-                if self.cache.head < last:
+                last = cache(partial(adapter.last_tid, session))        # asked after the file, which others may renew
+                self._begin(session.epoch, since=self.warm.head(session.epoch, last) if self.warm else last(),
+                            last=last())
+                if self.cache.head < last():
                     self.poll(session)
         except BaseException:
             self.pool.close()
@@ -68,19 +72,28 @@ class Database:
             self.warm.start()
         _databases.add(self)
 
-    def _known_since(self, session: Session) -> int:
-        """Return from which tid on the first poll shall ask for changes."""
-        def last_tid():
-            return self.adapter.last_tid(session)
-        return last_tid() if self.warm is None else self.warm.head(session.epoch, last_tid)
+    def _poll_interval(self) -> float:
+        if self.options.poll_interval and self.adapter.may_lag:
+            log.warning('poll-interval has no effect in a cluster: what was committed on one node another may show '
+                        'later, so every transaction asks.')
+            return 0
+        return self.options.poll_interval
 
     def _saved_cache(self) -> WarmStart | None:
         options = self.options
         if not options.cache_local_dir or not options.cache_local_mb:
             return None
         largest = options.cache_local_dir_write_max_size
-        return WarmStart(options.cache_local_dir, self.name, self.cache, self.epoch_of,
+        this = weakref.ref(self)        # the thread must not keep a database that was dropped without close()
+
+        def epoch_of(generation: int) -> str:
+            database = this()
+            return '' if database is None else database.epoch_of(generation)
+
+        warm = WarmStart(options.cache_local_dir, self.name, self.cache, epoch_of,
                          options.cache_local_mb << 20 if largest is None else largest)
+        weakref.finalize(self, warm.stop)
+        return warm
 
     @property
     def epoch(self) -> str:
@@ -109,6 +122,8 @@ class Database:
 
         Where the adapter reads_in_snapshot, the session then holds a snapshot of just that state.
         """
+        if self._forked:
+            self._begin_in_child()
         generation = self.cache.generation      # read before head: see Cache
         since = self.cache.head
         self.polling.sent += 1
@@ -171,6 +186,8 @@ class Database:
         if self.warm is not None:
             self.warm.discard()
         self._begin(epoch, last)
+        if self.counter is not None:
+            self.counter.done(False)    # as of a commit that nobody counted: the others have to see it, too
 
     def zap_all(self) -> None:
         with self.pool.session() as session, self.announced():
@@ -201,12 +218,20 @@ class Database:
         for part in (self.pool, self.oids, self.cache, self.polling, self.memcached, self.warm):
             if part is not None:
                 part.after_fork()
-        head = self.cache.head
-        warm = self.warm is not None and self.warm.is_open
-        # A newer one was saved by another process, and serves as well: the next poll tells what changed.
-        self._begin(self._epoch, head, min(head, self.warm.head(self._epoch, lambda: MAX_TID)) if warm else head)
-        if warm:
-            self.warm.start()
+        self._forked = True
+
+    def _begin_in_child(self) -> None:
+        """Begin as a new process does, at the first poll: a child that does not use the storage shall do nothing."""
+        with self._lock:
+            if self._forked:
+                head = self.cache.head
+                if self.warm is None or not self.warm.is_open:
+                    self._begin(self._epoch, head, head)
+                else:
+                    # A file that is newer was saved by another process, and serves as well.
+                    self._begin(self._epoch, head, min(head, self.warm.head(self._epoch, lambda: MAX_TID)))
+                    self.warm.start()
+                self._forked = False
 
 
 _databases: weakref.WeakSet[Database] = weakref.WeakSet()

@@ -35,7 +35,7 @@ class Polling:
         self.after_fork()
 
     def after_fork(self) -> None:
-        self._seen: tuple | None = None         # (counter and commits before a question that was answered, until when)
+        self._seen: tuple | None = None         # (what was the state before a question that was answered, until when)
         self._changed = threading.Condition()   # guards what follows
         self._asking = 0                        # questions that wait for their answers
         self._asked = 0                         # how many questions were sent for all
@@ -52,12 +52,13 @@ class Polling:
     def unless_known(self, ask: Callable[[], Answer], known: Callable[[], Answer]) -> Answer:
         """Return ask(), or known() if nothing can have changed since somebody asked.
 
-        The counter is read before the question is sent: a commit that the answer does not show has changed it since.
+        The state is read before the question is sent: a commit that the answer does not show has changed it since. The
+        generation is part of it, for an answer of an earlier one says nothing.
         """
         if self._counter is None or not self._interval:
             return ask()
         count, now = self._counter.value(), time.monotonic()
-        state = count, self._commits
+        state = count, self._commits, known()[1]
         seen = self._seen
         if count is not None and seen is not None and seen[0] == state and now < seen[1]:
             self.saved += 1

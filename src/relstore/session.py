@@ -40,7 +40,8 @@ class Session:
         self._errors = module.Error
         self.pid = _pid
         self.broken = False
-        # The epoch of what this session reads, see Database. A connection to the server itself ends with its epoch.
+        # The epoch of what this session reads, see Database. A connection to the server itself ends with its epoch,
+        # unless the database is emptied under it.
         self.epoch: str | None = None
         # Does a pooler stand between, which may give it another server? Then each load asks for the epoch.
         self.pooled = False

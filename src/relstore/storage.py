@@ -30,6 +30,8 @@ from relstore.session import Result, Session
 
 # Objects that one statement prefetches, at most.
 PREFETCH = 1000
+# Rows that wait for memcached, at most.
+SHARED = 100
 
 
 @implementer(IMVCCPrefetchStorage, IMVCCAfterCompletionStorage, IMultiCommitStorage, ReadVerifyingStorage,
@@ -57,6 +59,7 @@ class RelStore(UndoLogCompatible):
         self._snapshot: Session | None = None   # where reads_in_snapshot: a session whose transaction stands at `_at`
         self._snapshot_due = False              # nobody needed one yet, because the poll was saved
         self._snapshot_late = False             # when it was opened at last, others had committed
+        self._unshared: list[tuple] = []        # rows for memcached: one message a transaction, not one a load
         self._ahead = ReadAhead(self._cache, database.ahead, lambda record: database.untransform(record))
         self._hit: bytes | None = None          # the last state that was in the cache, if no load missed since
         self._txn: Transaction | None = None
@@ -101,6 +104,7 @@ class RelStore(UndoLogCompatible):
         return HistoricalStorageAdapter(self.new_instance(), before)
 
     def release(self) -> None:
+        self._share()
         self._end_snapshot()
         if self._txn is not None:
             self._end(self._txn)
@@ -114,6 +118,7 @@ class RelStore(UndoLogCompatible):
 
     def afterCompletion(self) -> None:
         """End the snapshot, if there is one: between transactions nothing is open in the database."""
+        self._share()
         self._end_snapshot()
 
     def poll_invalidations(self) -> list[bytes] | None:
@@ -123,6 +128,7 @@ class RelStore(UndoLogCompatible):
         open(), for ZODB would lose the connection. Then there is no view, and the first load raises, until the next
         transaction begins.
         """
+        self._share()
         self._end_snapshot()
         last, generation = self._last
         self._at = self._no_view = None
@@ -239,8 +245,16 @@ class RelStore(UndoLogCompatible):
         else:
             loaded = self._view(missing[0], lambda session: self._adapter.load_many(session, missing, at, largest))
         if tier is not None:
-            tier.put(loaded, at, self._generation)
+            self._unshared += loaded
+            if len(self._unshared) >= SHARED:
+                self._share()
         return rows + loaded
+
+    def _share(self) -> None:
+        """Give to memcached what the view has loaded since."""
+        if self._unshared and self._at is not None:
+            self._database.tier.put(self._unshared, self._at, self._generation)
+        self._unshared = []
 
     def _view(self, oid: int, read: Callable[[Session], Result]) -> Result:
         """Return read(session), which reads `oid` as of the view. ReadConflictError if the view's epoch is over."""
@@ -348,6 +362,7 @@ class RelStore(UndoLogCompatible):
 
     def tpc_finish(self, transaction, func: Callable[[bytes], None] = lambda tid: None) -> bytes:
         txn = self._current(transaction)
+        self._share()       # while there is a view
         try:
             tid = txn.finish()
             # Other commits may lie between the view and this one: the view is no more.
@@ -431,7 +446,11 @@ class RelStore(UndoLogCompatible):
         raise Unsupported('This version of relstore cannot pack a database yet; nothing was removed.')
 
     def zap_all(self) -> None:
-        """Remove everything: all objects, their history, and the record of oids."""
+        """Remove everything: all objects, their history, and the record of oids.
+
+        Other processes that have the database open cannot commit what they read before; but what they read while
+        something else is copied into it may be a mixture of both. Stop them first.
+        """
         self._check_writable()
         self.release()
         self._database.zap_all()

@@ -116,6 +116,10 @@ class WarmStart:
             thread.join()
             self.save()
 
+    def stop(self) -> None:
+        """End the thread soon, and save nothing more."""
+        self._stop.set()
+
     @property
     def is_open(self) -> bool:
         return self._thread is not None

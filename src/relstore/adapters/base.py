@@ -67,6 +67,11 @@ class Adapter:
         """Does a view hold a transaction open while it lasts? Where no history is kept, there is no other way."""
         return not self.keep_history
 
+    @property
+    def may_lag(self) -> bool:
+        """May a session see a commit later than it was acknowledged? Where another server did it."""
+        return False
+
     def configure(self, keep_history: bool, read_only: bool) -> None:
         """Say once, before anything else, which history mode the database has to have."""
         self.keep_history, self.read_only = keep_history, read_only

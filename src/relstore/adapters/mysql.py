@@ -109,6 +109,11 @@ class MySQL(Adapter):
         overlays = ('mysql.sql', 'mariadb.sql') if maria else ('mysql.sql',)
         self.sql = Statements('common.sql', *overlays, keep_history=keeps, macros=self._tables, placeholder='%s')
 
+    @property
+    def may_lag(self) -> bool:
+        """A node of a cluster may not have applied yet what another has committed."""
+        return self._in_cluster
+
     def schema(self) -> dict[str, str]:
         return {name: text.format_map(self._tables)
                 for name, text in read('mysql_schema.sql', self.keep_history).items()}

@@ -1024,8 +1024,10 @@ class Sites(Suite):
 
         def work():
             warm = storage._database.warm
+            self.assertEqual([thread.name for thread in threading.enumerate()], ['MainThread'], 'not used yet')
+            view = self.view(storage)
             self.assertTrue(warm.filled.wait(20))
-            self.assertEqual(self.read(self.view(storage)), 0)
+            self.assertEqual(self.read(view), 0)
             before.poll_invalidations()
             self.assertEqual(self.read(before), 0)
             new = storage.new_oid()
