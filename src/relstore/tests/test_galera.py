@@ -188,6 +188,16 @@ class Nodes(TestCase):
         session.close()
         self.assertEqual(self.there.load(oid), (state(0), tid))
 
+    def test_a_counter_is_not_believed(self):
+        """A node may not show yet what another has committed and counted."""
+        arguments = self.layer.server.nodes[0].arguments(self._database('main'))
+        with self.assertLogs('relstore', 'WARNING') as logs:
+            storage = relstore.RelStore(relstore.MySQL(**arguments, driver=self.driver), keep_history=self.keep_history,
+                                        cache_servers='127.0.0.1:1', poll_interval=60)
+        self.addCleanup(storage.close)
+        self.assertIn('poll-interval has no effect in a cluster', '\n'.join(logs.output))
+        self.assertEqual(storage._database.polling._interval, 0)
+
     def test_oids_differ(self):
         oids = [u64(storage.new_oid()) for storage in self.storages * 50]
         self.assertEqual(len(set(oids)), len(oids))

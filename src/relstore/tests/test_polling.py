@@ -126,14 +126,14 @@ class TestUnlessKnown(unittest.TestCase):
     def setUp(self):
         self.counter = Counter()
         self.polling = Polling(self.counter, 3600)
-        self.asked = 0
+        self.asked = self.generation = 0
 
     def take(self, meanwhile=lambda: None):
         def ask():
             self.asked += 1
             meanwhile()
             return 1, 0
-        return self.polling.unless_known(ask, lambda: (5, 0))
+        return self.polling.unless_known(ask, lambda: (5, self.generation))
 
     def assert_asks(self, count):
         self.asked = 0
@@ -180,6 +180,15 @@ class TestUnlessKnown(unittest.TestCase):
         self.take()
         self.polling.forget()
         self.assert_asks(1)
+
+    def test_an_answer_of_an_earlier_generation(self):
+        """Another thread has learnt of a new epoch, and began it at an earlier tid, meanwhile."""
+        def begin():
+            self.generation += 1
+            self.polling.forget()
+        self.take(meanwhile=begin)
+        self.assert_asks(1)
+        self.assert_asks(0)
 
     def test_the_interval_is_over(self):
         self.polling = Polling(self.counter, .02)

@@ -3,12 +3,13 @@ import multiprocessing
 import threading
 import time
 import unittest
-from contextlib import closing
+from contextlib import closing, suppress
+from unittest.mock import patch
 
 import transaction
 import ZODB
 from persistent.mapping import PersistentMapping
-from ZODB.POSException import ReadConflictError
+from ZODB.POSException import POSError, ReadConflictError
 
 import relstore
 from relstore import memcache
@@ -27,6 +28,7 @@ from relstore.tests.servers import (
     require_memcached,
     require_postgresql,
 )
+from relstore.tests.test_warmstart import in_child
 
 # What a poll that comes late may take on a busy machine.
 MARGIN = 5.0
@@ -217,6 +219,44 @@ class Sharing(Suite):
         self.assertEqual(late.load_many(), expected)
         self.assertGreaterEqual(late.stats()['shared_hits'], MANY)
         self.assertEqual(site.load_many(), expected)
+
+    def test_one_message_for_all_that_a_transaction_has_loaded(self):
+        self.site().create_many()
+        self.server.restart()       # nothing of it is there
+        late = self.site()
+        with patch.object(late.storage._database.tier, 'put', wraps=late.storage._database.tier.put) as put:
+            late.load_many()
+        self.assertLessEqual(put.call_count, 2 + MANY // 100)
+        self.assertGreaterEqual(sum(len(call.args[0]) for call in put.call_args_list), MANY)
+
+    def test_who_sees_a_new_epoch_tells_the_others(self):
+        """One that has no memcached has emptied the database."""
+        site, other = self.pair()
+        self.assertEqual(other.add(1), 1)
+        other.read()
+        with closing(self.open_storage()) as storage:
+            storage.zap_all()
+        other.read()                # it knows of nothing
+        site.storage._database.polling.forget()
+        with suppress(POSError):
+            site.read()
+        with self.assertRaises(AssertionError):     # POSKeyError, and what comes of it
+            other.read()
+
+    def test_a_forked_child_shares_too(self):
+        site, other = self.pair()
+        other.create_many()
+        other.load_many()
+        site.read()
+        bases = site.storage._database.tier._epoch.bases
+
+        def work():
+            child = Site(site.storage)
+            assert child.load_many() == list(range(MANY))
+            assert child.stats()['shared_hits'] >= MANY, child.stats()
+            assert site.storage._database.tier._epoch.bases == bases
+
+        in_child(self, work)
 
     def test_a_memcached_that_fails_in_any_way(self):
         """Both processes go on, views are consistent, and each change is seen at the next transaction: the database is

@@ -1,5 +1,6 @@
 """The saved cache: what is read back is true, whatever became of the file, of the database, or of the one who saved."""
 import errno
+import gc
 import logging
 import os
 import random
@@ -12,6 +13,7 @@ import threading
 import time
 import traceback
 import unittest
+import weakref
 from pathlib import Path
 from unittest import mock
 
@@ -1013,6 +1015,17 @@ class Sites(Suite):
         view = self.view(storage)
         self.assertFalse(path.exists())
         self.read(view, self.oids[:3])
+
+    def test_a_storage_that_is_dropped_goes(self):
+        """Nobody has closed it, and its thread does not keep it."""
+        storage = self.open_storage(cache_local_dir=str(self.directory))
+        database, thread = weakref.ref(storage._database), storage._database.warm._thread
+        storage._database.pool.close()
+        del storage
+        gc.collect()
+        self.assertIsNone(database())
+        thread.join(20)
+        self.assertFalse(thread.is_alive())
 
     def test_a_child_begins_with_the_file(self):
         self.run_site()
