@@ -67,17 +67,21 @@ class Tier:
 
         last: the newest tid in the database.
         Return the tid that the cache's log should reach back to, so that it can use all that the others share; None
-        if they share nothing. Asks memcached unless the epoch is the same as before.
+        if they share nothing. Asks memcached, unless this process goes on as before: after a fork.
         """
         namespace = keys_of(self._prefix, database, epoch)
         known = self._epoch
-        bases = known.bases if known is not None and known.namespace == namespace else ()
-        with suppress(Unreachable):
-            bases = bases or self._shared_bases(namespace) or ()
-            if bases and bases[0] > last:
-                # A backup was restored, with the epoch in it. What is stored for that base has states of lost commits.
-                bases = (last,)
-                self._client.first.set(f'{namespace}base', _encode_bases(f'{namespace}base', bases))
+        bases: tuple[int, ...] = ()
+        if known is not None and known.namespace == namespace and last >= self._cache.head:
+            bases = known.bases
+        else:
+            with suppress(Unreachable):
+                bases = self._shared_bases(namespace) or ()
+                if bases and bases[0] > last:
+                    # A backup was restored, with the epoch in it. What is stored for that base has states of lost
+                    # commits.
+                    bases = (last,)
+                    self._client.first.set(f'{namespace}base', _encode_bases(f'{namespace}base', bases))
         self._epoch = _Epoch(generation, namespace, bases)
         self._next_look = 0.0
         return bases[-1] if bases else None
@@ -146,16 +150,17 @@ class Tier:
         if bases != shared:
             key = f'{epoch.namespace}base'
             value = _encode_bases(key, bases)
-            if shared:
+            if shared is not None:
                 self._client.first.set(key, value)
             elif not self._client.first.add(key, value):
                 return          # another was quicker: its base is seen at the next look
         epoch.bases = bases
 
     def _shared_bases(self, namespace: str) -> tuple[int, ...] | None:
-        """Return the bases that the others use, newest first."""
+        """Return the bases that the others use, newest first; none if what is there is garbage, None if nothing is."""
         key = f'{namespace}base'
-        return _decode_bases(key, self._client.first.get(key))
+        value = self._client.first.get(key)
+        return None if value is None else _decode_bases(key, value)
 
     def _changed_since(self, epoch: _Epoch, tid: int) -> int | None:
         """Return how many objects changed since then; None if the log cannot tell."""
@@ -219,8 +224,8 @@ def _encode_bases(key: str, bases: tuple[int, ...]) -> bytes:
     return _checksum(key, content) + content
 
 
-def _decode_bases(key: str, value: object) -> tuple[int, ...] | None:
+def _decode_bases(key: str, value: object) -> tuple[int, ...]:
     if not isinstance(value, bytes) or len(value) != BASES.size or value[:8] != _checksum(key, value[8:]):
-        return None
+        return ()
     _, newest, older = BASES.unpack(value)
     return (newest, older) if older else (newest,)

@@ -2,6 +2,7 @@
 that view would load."""
 import random
 import unittest
+from unittest import mock
 
 from relstore import tier as tier_module
 from relstore.cache import Cache
@@ -295,3 +296,55 @@ class TestHistories(unittest.TestCase):
             with self.subTest(name):
                 tier_module._checksum = checksum
                 self.assert_caught()
+
+
+class TestBases(unittest.TestCase):
+
+    def setUp(self):
+        self.shelf = Shelf(mock.Mock(random=lambda: 1.0))       # nothing is late
+        self.cache = Cache(0, 0)
+        self.tier = Tier(self.shelf, 'p', self.cache)
+
+    def begin(self, last, tier=None):
+        return (tier or self.tier).begin('site', 'epoch', self.cache.generation + 1, last)
+
+    def look(self):
+        self.tier._next_look = 0
+        self.tier.look()
+
+    def test_garbage_in_place_of_the_base_is_replaced(self):
+        self.begin(100)
+        self.cache.restart(100)
+        key = f'{self.tier._epoch.namespace}base'
+        for garbage in (b'', b'x', bytes(24)):
+            with self.subTest(garbage):
+                self.shelf.values[key] = garbage
+                self.tier._epoch.bases = ()
+                self.look()
+                self.assertEqual(self.tier._epoch.bases, (100,))
+                self.assertEqual(self.begin(100, Tier(self.shelf, 'p', Cache(0, 0))), 100)
+
+    def test_a_fork_asks_nothing(self):
+        """Not even when there is no base yet; and a base that others have moved on is no sign of a restored backup."""
+        for shared, bases in [(False, ()), (True, (100,))]:
+            with self.subTest(shared=shared):
+                self.begin(100)
+                self.cache.restart(100)
+                if shared:
+                    self.look()
+                key = f'{self.tier._epoch.namespace}base'
+                others = self.shelf.values[key] = tier_module._encode_bases(key, (120, 100))
+                with mock.patch.object(self.shelf, '_reach', side_effect=AssertionError('asked')):
+                    self.assertEqual(self.begin(100), 100 if shared else None)
+                self.assertEqual(self.tier._epoch.bases, bases)
+                self.assertEqual(self.shelf.values.pop(key), others)
+
+    def test_a_database_that_went_back_under_a_running_process(self):
+        self.begin(100)
+        self.cache.restart(100)
+        self.look()
+        self.cache.advance(100, 130, [])
+        key = f'{self.tier._epoch.namespace}base'
+        self.shelf.values[key] = tier_module._encode_bases(key, (120, 100))
+        self.assertEqual(self.begin(110), 110)
+        self.assertEqual(self.begin(130, Tier(self.shelf, 'p', Cache(0, 0))), 110, 'the others know')
