@@ -2,13 +2,16 @@
 import secrets
 import time
 from contextlib import suppress
+from threading import Event, Lock, Thread
 
 from relstore.memcache import Memcached, Unreachable, keys_of
 
 # The key holds begun * BEGUN + done.  pylibmc adds less than 2**31 at a time.
 BEGUN, DONE = 1 << 30, 1
-# Seconds after which an unbalanced value that does not change is given up.
+# Seconds after which a key that is never seen balanced is given up.
 STUCK = 60.0
+# Seconds between two attempts to tell the others of a commit. While the server is left alone they cost nothing.
+RETRY = 0.5
 
 
 class CommitCounter:
@@ -22,10 +25,12 @@ class CommitCounter:
     to what somebody remembers.  That is why it may be deleted at any time, by anybody, for any reason: everybody
     asks the database then.  It is deleted
 
-    * by a committer that could not say "begun" or "done", as soon as it can reach the server again;
+    * by a committer that could not say "begun" or "done", as soon as it can reach the server again: a thread tries
+      until it can;
     * by whoever sees more commits done than begun: the key was lost, and began anew, while they were under way;
-    * by whoever sees the very same unbalanced value for long: somebody died between begun and done, or begun was
-      counted twice.  Those who are only slow do no harm: what they add later changes the value once more.
+    * by whoever has seen it unbalanced for long, at every look: somebody died between begun and done, or begun was
+      counted twice, and however many commit since, it stays so.  Where nobody died and they only were many, or slow,
+      it does no harm: what they add later makes more done than begun.
 
     What a lost key costs: a commit that was under way then is not announced as begun, so it is seen when it is done,
     as every acknowledged one.
@@ -35,10 +40,22 @@ class CommitCounter:
         self._server = client.first
         # Not of the epoch: the others have to be told by whoever has seen a new one, too.
         self._key = f'{keys_of(prefix, database)}commits'
-        # Commits that the others could not be told of.
-        self._debts: set[object] = set()
-        # (an unbalanced value, since when it is seen)
-        self._unbalanced = (0, 0.0)
+        # Since when every look has found it unbalanced.
+        self._unbalanced: float | None = None
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Begin anew in a child process: the parent pays its debts itself."""
+        self._debt: object | None = None        # if the others could not be told of a commit; another one for each
+        self._lock = Lock()                     # for the debt and who pays it
+        self._payer: Thread | None = None
+        self._closed = Event()
+
+    def close(self) -> None:
+        """End the thread that tells the others what they could not be told. It may be about to."""
+        self._closed.set()
+        with suppress(Unreachable):
+            self._pay()
 
     def begun(self) -> bool:
         """Say that a commit is about to happen; return the token that done() wants."""
@@ -60,9 +77,12 @@ class CommitCounter:
         except Unreachable:
             told = False
         if not told:
-            self._debts.add(object())
-        with suppress(Unreachable):
+            with self._lock:
+                self._debt = object()
+        try:
             self._pay()
+        except Unreachable:
+            self._pay_later()
 
     def value(self) -> int | None:
         """Return what changes with every commit; None if that is unknown, or a commit is under way."""
@@ -73,9 +93,11 @@ class CommitCounter:
                 return self._create(0)
             total = _number(found)
             if total // BEGUN == total % BEGUN:
+                self._unbalanced = None
                 return total
             if self._never_balances(total):
                 self._server.delete(self._key)
+                self._unbalanced = None
             return None
         except Unreachable:
             return None
@@ -90,19 +112,36 @@ class CommitCounter:
         begun, done = divmod(total, BEGUN)
         if done > begun:
             return True
-        value, since = self._unbalanced
-        now = time.monotonic()
-        if total != value:
-            self._unbalanced = (total, now)
+        since, now = self._unbalanced, time.monotonic()
+        if since is None:
+            self._unbalanced = now
             return False
         return now - since > STUCK
 
     def _pay(self) -> None:
         """Delete the key if the others could not be told of a commit: whatever they remember is of no use then."""
-        debts = self._debts.copy()      # commits that fail from here on may be later than the deletion
-        if debts:
+        debt = self._debt
+        if debt is not None:
             self._server.delete(self._key)
-            self._debts.difference_update(debts)
+            with self._lock:
+                if self._debt is debt:      # a commit that failed meanwhile may be later than the deletion
+                    self._debt = None
+
+    def _pay_later(self) -> None:
+        """Have a thread pay as soon as the server can be reached: this process may not commit or look for long."""
+        with self._lock:
+            if self._debt is not None and self._payer is None and not self._closed.is_set():
+                self._payer = Thread(target=self._keep_paying, name='relstore commit counter', daemon=True)
+                self._payer.start()
+
+    def _keep_paying(self) -> None:
+        while not self._closed.wait(RETRY):
+            with suppress(Unreachable):
+                self._pay()
+            with self._lock:
+                if self._debt is None:
+                    self._payer = None
+                    return
 
 
 def _number(value: object) -> int:

@@ -1,7 +1,12 @@
 """The commit counter, against processes that die and a memcached that forgets, fails, and is late: whoever does not ask
 the database has missed nothing."""
 import random
+import threading
+import time
 import unittest
+from contextlib import suppress
+from types import SimpleNamespace
+from unittest import mock
 
 from relstore import counter
 from relstore.counter import BEGUN, DONE, CommitCounter
@@ -97,7 +102,13 @@ class World:
         self.skipped = 0
 
     def start(self):
-        return Process(self.make_counter(self.memcached, '', 'site'))
+        counter = self.make_counter(self.memcached, '', 'site')
+        counter.close()         # what its thread would do is a step
+        return Process(counter)
+
+    def time_passes(self, process):
+        if process.counter._unbalanced is not None:
+            process.counter._unbalanced -= 2 * counter.STUCK
 
     def interleave(self):
         if self.rnd.random() < .2 and len(self.busy) < PROCESSES:
@@ -114,8 +125,7 @@ class World:
         elif dice < .04:
             self.die(process)
         elif dice < .06:
-            value, since = process.counter._unbalanced
-            process.counter._unbalanced = value, since - 2 * counter.STUCK
+            self.time_passes(process)
         else:
             self.busy.add(process)
             if dice < .2:
@@ -124,6 +134,8 @@ class World:
                 self.show(process)
             elif dice < .5:
                 self.end(process)
+            elif dice < .55:
+                self.pay(process)
             else:
                 self.poll(process)
             self.busy.discard(process)
@@ -180,6 +192,10 @@ class World:
                 else:
                     process.untold.append(commit)
 
+    def pay(self, process):
+        with suppress(Unreachable):
+            self.contact(process, process.counter._pay)
+
     # Polls
 
     def poll(self, process):
@@ -209,8 +225,7 @@ class World:
         values = []
         for _ in range(4):
             for process in self.processes:
-                value, since = process.counter._unbalanced
-                process.counter._unbalanced = value, since - 2 * counter.STUCK
+                self.time_passes(process)
             values = [process.counter.value() for process in self.processes]
         assert values[0] is not None and len(set(values)) == 1, values
 
@@ -276,14 +291,14 @@ class CreatesWithoutItsOwnBegun(CommitCounter):
 
 class ForgetsItsDebts(CommitCounter):
     def _pay(self):
-        self._debts.clear()
+        self._debt = None
 
 
 class PaysBeforeItOwes(CommitCounter):
     def begun(self):
         token = super().begun()
         if not token:
-            self._debts.add(object())
+            self._debt = object()
         return token
 
     def done(self, token):
@@ -318,8 +333,14 @@ class KeepsMoreDoneThanBegun(CommitCounter):
         return total % BEGUN <= total // BEGUN and super()._never_balances(total)
 
 
+class NeverGivesUp(CommitCounter):
+    def _never_balances(self, total):
+        return total % BEGUN > total // BEGUN
+
+
 WITHOUT = (StartsAt1, ServesUnbalanced, CountsNoBegun, CountsNoDone, BeginsWithoutAKey, CreatesWithoutItsOwnBegun,
-           ForgetsItsDebts, PaysBeforeItOwes, CountsDoneTwice, KeepsMoreDoneThanBegun)
+           ForgetsItsDebts, PaysBeforeItOwes, CountsDoneTwice, KeepsMoreDoneThanBegun,
+           NeverGivesUp)
 
 
 class TestHistories(unittest.TestCase):
@@ -346,3 +367,175 @@ class TestHistories(unittest.TestCase):
 
     def test_the_value_is_read_before_the_poll(self):
         self.assert_caught(reads_late=True)
+
+
+class Server:
+    """A memcached with one key, and the client of it."""
+
+    def __init__(self):
+        self.first = self
+        self.value = None
+        self.down = False
+        self.meanwhile = []         # what happens while the key is deleted
+
+    def get(self, key):
+        self.reach()
+        return None if self.value is None else b'%d' % self.value
+
+    def add(self, key, value):
+        self.reach()
+        if self.value is not None:
+            return False
+        self.value = int(value)
+        return True
+
+    def incr(self, key, by, again=True):
+        self.reach()
+        if self.value is not None:
+            self.value += by
+        return self.value
+
+    def delete(self, key):
+        self.reach()
+        self.value = None
+        if self.meanwhile:
+            self.meanwhile.pop()()
+
+    def reach(self):
+        if self.down:
+            raise Unreachable
+
+
+class TestDebts(unittest.TestCase):
+
+    def setUp(self):
+        self.server = Server()
+        self.addCleanup(self.until, lambda: not self.payers())
+        self.mine, self.other = self.counter(), self.counter()
+        patch = mock.patch.object(counter, 'RETRY', 0.01)
+        patch.start()
+        self.addCleanup(patch.stop)
+
+    def counter(self):
+        made = CommitCounter(self.server, '', 'site')
+        self.addCleanup(made.close)
+        return made
+
+    def commit(self, counter):
+        counter.done(counter.begun())
+
+    def payers(self):
+        return [thread for thread in threading.enumerate() if thread.name == 'relstore commit counter']
+
+    def until(self, condition, seconds=10):
+        deadline = time.monotonic() + seconds
+        while not condition():
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.005)
+
+    def test_an_idle_committer_tells_when_it_can(self):
+        before = self.other.value()
+        self.server.down = True
+        for _ in range(20):
+            self.commit(self.mine)
+        self.assertEqual(len(self.payers()), 1)
+        self.server.down = False
+        self.until(lambda: self.other.value() not in (None, before))
+        self.until(lambda: not self.payers())
+        before = self.other.value()
+        self.server.down = True
+        self.commit(self.mine)
+        self.server.down = False
+        self.until(lambda: self.other.value() not in (None, before))
+
+    def test_close_ends_the_attempts(self):
+        self.server.down = True
+        self.commit(self.mine)
+        self.mine.close()
+        self.until(lambda: not self.payers())
+        with mock.patch.object(counter, 'Thread', side_effect=AssertionError('started')):
+            self.commit(self.mine)
+
+    def test_close_tells_what_it_can(self):
+        before = self.other.value()
+        self.server.down = True
+        with mock.patch.object(counter, 'RETRY', 1000):
+            self.commit(self.mine)
+            self.server.down = False
+            self.mine.close()
+        self.assertNotIn(self.other.value(), (None, before))
+
+    def test_a_child_process_owes_nothing(self):
+        self.server.down = True
+        with mock.patch.object(counter, 'RETRY', 1000):
+            self.commit(self.mine)
+            self.mine.close()
+            self.until(lambda: not self.payers())       # fork leaves no thread
+            self.mine.after_fork()
+            self.server.down = False
+            before = self.other.value()
+            self.assertEqual(self.mine.value(), before)
+        self.server.down = True
+        self.commit(self.mine)
+        self.assertEqual(len(self.payers()), 1, 'it has a thread of its own')
+
+    def test_a_debt_that_arises_while_another_is_paid(self):
+        self.server.down = True
+        self.mine.close()
+        self.commit(self.mine)
+        self.server.down = False
+
+        def meanwhile():
+            self.server.down = True
+            self.commit(self.mine)
+            self.server.down = False
+            self.other.value()
+        self.server.meanwhile.append(meanwhile)
+        self.mine._pay()
+        values = [self.other.value()]
+        for _ in range(2):
+            self.mine._pay()
+            values.append(self.other.value())
+        self.assertNotEqual(values[0], values[1])
+        self.assertEqual(values[1], values[2], 'both are paid')
+
+    def test_many_debts_are_one(self):
+        self.server.down = True
+        self.mine.close()
+        for _ in range(100_000):
+            self.mine.done(False)
+        started = time.process_time()
+        for _ in range(1000):
+            self.mine.value()
+        self.assertLess(time.process_time() - started, 0.5)
+
+
+class TestNeverBalanced(unittest.TestCase):
+
+    def test_who_dies_is_given_up_on_a_busy_site(self):
+        server, now = Server(), 1000.0
+        mine, other = CommitCounter(server, '', 'site'), CommitCounter(server, '', 'site')
+        with mock.patch.object(counter, 'time', SimpleNamespace(monotonic=lambda: now)):
+            mine.value()
+            mine.begun()        # and it dies
+            unknown = 0
+            for _ in range(20):
+                now += 10
+                other.done(other.begun())
+                unknown += other.value() is None
+            self.assertLessEqual(unknown * 10, counter.STUCK + 20)
+            self.assertGreaterEqual(unknown * 10, counter.STUCK)
+
+    def test_balanced_now_and_then_is_enough(self):
+        server, now = Server(), 1000.0
+        mine = CommitCounter(server, '', 'site')
+        with mock.patch.object(counter, 'time', SimpleNamespace(monotonic=lambda: now)), \
+                mock.patch.object(server, 'delete', side_effect=AssertionError('deleted')):
+            mine.value()
+            for _ in range(20):
+                now += counter.STUCK / 2
+                token = mine.begun()
+                self.assertIsNone(mine.value())
+                now += counter.STUCK / 2
+                mine.done(token)
+                self.assertIsNotNone(mine.value())
