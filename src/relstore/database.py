@@ -211,11 +211,12 @@ class Database:
         if self.warm is not None:
             self.warm.close()
         if self.memcached is not None:
+            self.counter.close()
             self.memcached.close()
 
     def _after_fork(self) -> None:
         self._lock = threading.Lock()
-        for part in (self.pool, self.oids, self.cache, self.polling, self.memcached, self.warm):
+        for part in (self.pool, self.oids, self.cache, self.polling, self.memcached, self.counter, self.warm):
             if part is not None:
                 part.after_fork()
         self._forked = True
