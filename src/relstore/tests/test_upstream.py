@@ -18,7 +18,15 @@ from ZODB.tests import (
 )
 from ZODB.tests.testMVCCMappingStorage import MVCCTests
 
-from relstore.tests.backends import HISTORY_PRESERVING, PGBOUNCER, cases
+from relstore.tests.backends import (
+    HISTORY_PRESERVING,
+    PGBOUNCER,
+    Psycopg2HistoryFree,
+    Psycopg2HistoryPreserving,
+    SQLiteHistoryFree,
+    cases,
+)
+from relstore.tests.servers import MemcachedServer, require_memcached
 
 #: Tests that wait for a feature: reason -> names, without test or check at the beginning.
 LATER = {
@@ -84,6 +92,24 @@ class Pooled(
     """What a pooler that swaps sessions could harm. BasicStorage brings ZODB's racetest."""
 
 
+class Shared(Pooled):
+    """With a memcached that holds revisions and counts commits: no poll is sent where none was counted."""
+
+    def setUp(self):
+        require_memcached(self)
+        server = MemcachedServer()
+        self.addCleanup(server.stop)
+        server.start()
+        self._shared = {'cache_servers': server.where, 'poll_interval': 3600}
+        super().setUp()
+
+    def open(self, **options):
+        super().open(**self._shared, **options)
+
+    def _new_storage_client(self):
+        return self.open_storage(**self._shared)
+
+
 class Undo(
         Suite,
         ConflictResolution.ConflictResolvingTransUndoStorage,
@@ -103,7 +129,8 @@ class Recovery(Suite, RecoveryStorage.RecoveryStorage):
 
 
 CASES = [*cases(globals(), Storage, Recovery), *cases(globals(), Undo, backends=HISTORY_PRESERVING),
-         *cases(globals(), Pooled, backends=PGBOUNCER[::3])]
+         *cases(globals(), Pooled, backends=PGBOUNCER[::3]),
+         *cases(globals(), Shared, backends=(SQLiteHistoryFree, Psycopg2HistoryPreserving, Psycopg2HistoryFree))]
 
 
 def test_suite():
