@@ -3,6 +3,7 @@
 Everything here may fail at any time, and then it is as if there were nothing: whoever asks goes to the database.
 """
 import logging
+import socket
 import time
 import zlib
 from collections import defaultdict, deque
@@ -11,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from threading import Lock
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from relstore.errors import ConfigurationError
@@ -19,8 +21,18 @@ log = logging.getLogger('relstore')
 
 # Seconds that connecting may take, and an answer. What takes longer is a failure, even if it comes.
 TIMEOUT = 0.25
+# Bytes per second: what is sent and received may take that much longer, so that nobody fails because it was much.
+SLOWEST = 5_000_000
+# Seconds that answers may take on average: the database itself answers within a few milliseconds.
+SLOW = 0.02
+# How much the newest answer counts in that average, and as how many seconds at most: one hiccup is no failure.
+WEIGHT, HICCUP = 0.1, 0.1
 # Seconds that a server is left alone after a failure, and after many.
 PAUSE, LONGEST_PAUSE = 0.5, 30.0
+# Keys in one request.
+MOST_KEYS = 100
+# Connections that are kept for the next request.
+MOST_IDLE = 16
 # Bytes of the largest value: memcached takes 1 MiB with the key and its own header, unless told otherwise (-I).
 LARGEST = 1_000_000
 # Part of every key: another format has other keys.
@@ -36,13 +48,33 @@ class Unreachable(Exception):
 # Client libraries -------------------------------------------------------------------------------------------------
 
 
+class Socket(socket.socket):
+    """One whose timeout is for an answer as a whole, from sending the request on, not for each part of it."""
+
+    def sendall(self, data: bytes) -> None:
+        patience = TIMEOUT + len(data) / SLOWEST
+        self._deadline = time.monotonic() + patience
+        self.settimeout(patience)
+        super().sendall(data)
+
+    def recv(self, size: int) -> bytes:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError('the answer drips')
+        self.settimeout(left)
+        data = super().recv(size)
+        self._deadline += len(data) / SLOWEST
+        return data
+
+
 class Pymemcache:
     """Connections made by pymemcache."""
 
     def __init__(self):
         import pymemcache
+        sockets = SimpleNamespace(**vars(socket) | {'socket': Socket})
         self._client = partial(pymemcache.Client, connect_timeout=TIMEOUT, timeout=TIMEOUT, no_delay=True,
-                               default_noreply=False)
+                               default_noreply=False, socket_module=sockets)
         self._refusal = pymemcache.MemcacheServerError
 
     def refused(self, error: Exception) -> bool:
@@ -138,6 +170,8 @@ class Server:
 
     So a server that is dead or hangs costs this process one timeout per pause. The first failure finds several
     threads there, perhaps; when the pause is over one goes and sees, and the others still stay away.
+
+    One that answers, but is slow on average, is failing too: a page asks it a hundred times.
     """
 
     def __init__(self, name: str, library: Pylibmc | Pymemcache):
@@ -146,15 +180,19 @@ class Server:
         self._idle: deque[Any] = deque()
         self._abandoned: list[deque[Any]] = []
         self._lock = Lock()
+        self._closed = False
+        self._mean = 0.0            # seconds that answers took of late, about: threads take no lock
         self._pause = 0.0           # seconds; 0 while it works
         self._failed = 0.0          # when, on the monotonic clock, it was last found failing
         self._resume = 0.0          # when somebody may try again
 
     def get_many(self, keys: list[str]) -> dict[str, bytes]:
-        return self._do(lambda connection: connection.get_many(keys))
+        return self._do(lambda connection: connection.get_many(keys),
+                        volume=lambda found: sum(map(len, found.values())))
 
     def set_many(self, values: dict[str, bytes]) -> None:
-        self._do(lambda connection: connection.set_many(values))
+        self._do(lambda connection: connection.set_many(values),
+                 volume=lambda _: sum(map(len, values.values())))
 
     def get(self, key: str) -> bytes | None:
         return self._do(lambda connection: connection.get(key))
@@ -177,17 +215,18 @@ class Server:
         self._do(lambda connection: connection.delete(key))
 
     def close(self) -> None:
-        """Close the connections that are not in use. Using it opens new ones."""
-        while self._idle:
-            with suppress(IndexError):
-                self._idle.pop().close()
+        """Close the connections: those in use as soon as they come back."""
+        self._closed = True
+        self._drop_idle()
 
     def after_fork(self) -> None:
         """Begin anew in a child process. The parent's connections are kept, so that nothing says goodbye on them."""
         self._abandoned.append(self._idle)
         self._idle, self._lock = deque(), Lock()
 
-    def _do(self, act: Callable[[Any], Result], again: bool = True) -> Result:
+    def _do(self, act: Callable[[Any], Result], again: bool = True,
+            volume: Callable[[Result], int] = lambda result: 0) -> Result:
+        """Return act(connection). volume: how many bytes it has moved, for its result."""
         started = time.monotonic()
         if self._pause:
             self._stay_away(started)
@@ -198,15 +237,15 @@ class Server:
                 pooled = None
             if pooled is not None:
                 try:
-                    return self._try(act, pooled, started)
+                    return self._try(act, pooled, started, volume)
                 except Exception as error:
                     if self._library.refused(error) or time.monotonic() - started >= TIMEOUT:
                         raise
                     # A connection that died unnoticed, and with it likely the others: a new one shows how things are.
-                    self.close()
+                    self._drop_idle()
                     if not again:
                         raise Unreachable(f'memcached {self._name}: the connection was lost') from error
-            return self._try(act, self._connect(), started)
+            return self._try(act, self._connect(), started, volume)
         except Unreachable:
             raise
         except Exception as error:
@@ -215,21 +254,48 @@ class Server:
                 self._note_failure(started, error)
             raise Unreachable(f'memcached {self._name} failed: {error!r}') from error
 
-    def _try(self, act: Callable[[Any], Result], connection: Any, started: float) -> Result:
+    def _try(self, act: Callable[[Any], Result], connection: Any, started: float,
+             volume: Callable[[Result], int]) -> Result:
+        computed = time.process_time()
         try:
             result = act(connection)
+            seconds = time.monotonic() - started - volume(result) / SLOWEST
         except BaseException:
             connection.close()      # what is left of the answer must not be taken for the next one's
             raise
-        if time.monotonic() - started >= TIMEOUT:
+        if seconds >= TIMEOUT:
             # pylibmc answers a timeout as if nothing were there.
             connection.close()
             self._note_failure(started, TimeoutError('slow'))
         else:
-            self._idle.append(connection)
-            if self._pause:
-                self._note_success(started)
+            self._put_back(connection)
+            # What this process has computed meanwhile is not the server's: other threads may have held the interpreter,
+            # and with three of them a server that answers in 30 us seems to take 10 to 20 ms.
+            self._note_answer(started, seconds - (time.process_time() - computed))
         return result
+
+    def _put_back(self, connection: Any) -> None:
+        with self._lock:
+            if not self._closed and len(self._idle) < MOST_IDLE:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _drop_idle(self) -> None:
+        while self._idle:
+            with suppress(IndexError):
+                self._idle.pop().close()
+
+    def _note_answer(self, started: float, seconds: float) -> None:
+        if self._pause:
+            # The first answer after a failure shows alone whether it is well.
+            mean = seconds
+        else:
+            self._mean = mean = self._mean + WEIGHT * (min(max(seconds, 0.0), HICCUP) - self._mean)
+        if mean > SLOW:
+            self._note_failure(started, TimeoutError(f'slow: {mean * 1000:.0f} ms on average'))
+        elif self._pause:
+            self._note_success(started)
 
     def _stay_away(self, now: float) -> None:
         """Raise Unreachable while the server is left alone; otherwise the caller is the one who goes and sees."""
@@ -240,13 +306,14 @@ class Server:
                 self._resume = now + self._pause
 
     def _note_failure(self, started: float, error: Exception) -> None:
-        self.close()
+        self._drop_idle()
         with self._lock:
             if started < self._failed:
                 return          # it began before the failure that is known already
             if not self._pause:
                 log.warning('memcached %s does not answer as it should (%r). What is there is taken from the database '
                             'until it does.', self._name, error)
+            self._mean = 0.0
             self._pause = min(max(PAUSE, 2 * self._pause), LONGEST_PAUSE)
             self._failed = time.monotonic()
             self._resume = self._failed + self._pause
@@ -276,11 +343,12 @@ class Memcached:
         self.first = self._servers[0]
 
     def get_many(self, keys: Iterable[str]) -> dict[str, bytes]:
-        """Return what there is: one round trip to each server."""
+        """Return what there is: one round trip to each server for a hundred keys."""
         found: dict[str, bytes] = {}
         for server, some in self._by_server(keys).items():
             with suppress(Unreachable):
-                found |= server.get_many(some)
+                for start in range(0, len(some), MOST_KEYS):
+                    found |= server.get_many(some[start:start + MOST_KEYS])
         return found
 
     def set_many(self, values: Mapping[str, bytes]) -> None:
@@ -302,6 +370,7 @@ class Memcached:
         return shares
 
     def close(self) -> None:
+        """Close all connections. What is asked afterwards is answered still, each time by a new one."""
         for server in self._servers:
             server.close()
 

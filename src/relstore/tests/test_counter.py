@@ -453,8 +453,10 @@ class TestDebts(unittest.TestCase):
         self.commit(self.mine)
         self.mine.close()
         self.until(lambda: not self.payers())
+        self.other.close()
         with mock.patch.object(counter, 'Thread', side_effect=AssertionError('started')):
             self.commit(self.mine)
+            self.commit(self.other)
 
     def test_close_tells_what_it_can(self):
         before = self.other.value()

@@ -3,12 +3,14 @@ import importlib.util
 import os
 import pickle
 import random
+import re
 import socket
 import sys
 import threading
 import time
 import unittest
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 from unittest import mock
 
 from relstore import counter, memcache
@@ -268,18 +270,18 @@ class FailureSuite:
             self.assertEqual(client.first.get('a'), b'1')
             self.assertIsNone(client.first.incr('b', 1))
 
-    def use_many_connections(self, client):
-        barrier = threading.Barrier(4)
+    def use_many_connections(self, client, count=4):
+        barrier = threading.Barrier(count)
 
         def use(connection):
             connection.get('a')
             barrier.wait()
-        threads = [threading.Thread(target=client.first._do, args=(use,)) for _ in range(4)]
+        threads = [threading.Thread(target=client.first._do, args=(use,)) for _ in range(count)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        self.assertEqual(len(client.first._idle), 4)
+        self.assertEqual(len(client.first._idle), min(count, memcache.MOST_IDLE))
 
     def test_an_interrupted_request_leaves_no_answer_behind(self):
         client = self.client(self.server.where)
@@ -306,6 +308,153 @@ class FailureSuite:
             self.assertEqual(len(client.first._idle), 0, 'the others are dead as well')
             client.first.delete('n')
             self.assertTrue(client.first.add('n', b'5'))
+
+    def test_connections_do_not_stay(self):
+        """16 are kept at most; and after close() none, though some were in use then."""
+        self.own_connections = 0
+        self.own_connections = self.connections()
+        client = self.client(self.server.where)
+        self.use_many_connections(client, memcache.MOST_IDLE + 4)
+        self.until(lambda: self.connections() == memcache.MOST_IDLE)
+        barrier = threading.Barrier(5)
+
+        def use(connection):
+            connection.get('a')
+            barrier.wait()
+            barrier.wait()
+        threads = [threading.Thread(target=client.first._do, args=(use,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        barrier.wait()
+        client.close()
+        self.until(lambda: self.connections() == 4)
+        barrier.wait()
+        for thread in threads:
+            thread.join()
+        client.set_many({'a': b'1'})
+        self.assertEqual(client.get_many(['a']), {'a': b'1'})
+        self.until(lambda: not self.connections())
+
+    def connections(self):
+        """Return how many the server has, but for the one that asks and those that it listens on."""
+        with socket.create_connection(self.server.address) as connection:
+            connection.sendall(b'stats\r\n')
+            answer = b''
+            while not answer.endswith(b'END\r\n'):
+                answer += connection.recv(10_000)
+        [count] = re.findall(rb'curr_connections (\d+)', answer)
+        return int(count) - self.own_connections
+
+    def delayed(self, seconds):
+        """Return a client, and the proxy that is to delay what the server answers, by seconds(answer)."""
+        proxy = self.proxy(self.server)
+        client = self.client(f'127.0.0.1:{proxy.port}')
+        client.set_many({'a': b'1'})
+
+        def garble(data):
+            time.sleep(seconds(data))
+            return data
+        proxy.garble = garble
+        return client, proxy
+
+    def test_a_slow_server_costs_little(self):
+        client, proxy = self.delayed(lambda data: 0.1)
+        with self.within(2), self.warned():
+            for _ in range(50):
+                client.get_many(['a'])
+
+    def test_a_slow_server_is_left_alone_until_it_is_quick(self):
+        """A slow answer to the one who goes and sees does not end the pause."""
+        self.patch('PAUSE', 0.1)
+        answers = []
+        client, proxy = self.delayed(lambda data: answers.append(data) or 0.1)
+        deadline = time.monotonic() + 1.5
+        with self.warned():
+            while time.monotonic() < deadline:
+                client.get_many(['a'])
+                time.sleep(0.01)
+        self.assertLess(len(answers), 9)
+        proxy.garble = None
+        with self.assertLogs('relstore', 'INFO') as logs:
+            self.until(lambda: client.get_many(['a']))
+        self.assertIn('answers again', logs.output[0])
+
+    def test_a_hiccup_is_no_failure(self):
+        hiccups = [0.15]
+        client, _ = self.delayed(lambda data: hiccups.pop() if hiccups else 0)
+        with self.assertNoLogs('relstore'):
+            for _ in range(20):
+                self.assertEqual(client.get_many(['a']), {'a': b'1'})
+        self.assertEqual(hiccups, [])
+
+    def test_a_busy_process_is_no_slow_server(self):
+        """Where the process itself computes while it waits, nobody can tell."""
+        now, computed = 100.0, 0.0
+        clock = SimpleNamespace(monotonic=lambda: now, process_time=lambda: computed)
+
+        def wait(connection):
+            nonlocal now
+            now += 0.05
+
+        def compute(connection):
+            nonlocal computed
+            wait(connection)
+            computed += 0.05
+        client = self.client(self.server.where)
+        with mock.patch.object(memcache, 'time', clock):
+            with self.assertNoLogs('relstore'):
+                for _ in range(50):
+                    client.first._do(compute)
+            with self.warned(), self.assertRaises(Unreachable):
+                for _ in range(50):
+                    client.first._do(wait)
+
+    def test_much_at_once_is_no_failure(self):
+        """4 MB at 10 MB/s take longer than an answer may."""
+        values = {f'{n}': bytes(100_000) for n in range(40)}
+        client, proxy = self.delayed(lambda data: len(data) / 10_000_000)
+        with self.assertNoLogs('relstore'):
+            client.set_many(values)
+            for _ in range(3):
+                started = time.monotonic()
+                self.assertEqual(client.get_many(values), values)
+                self.assertGreater(time.monotonic() - started, TIMEOUT)
+
+    def test_many_keys_are_asked_for_in_parts(self):
+        client = self.client(self.server.where)
+        values = {f'{n}': b'%d' % n for n in range(250)}
+        client.set_many(values)
+        get_many, sizes = client.first.get_many, []
+
+        def counted(keys):
+            sizes.append(len(keys))
+            if len(sizes) == 5:
+                raise Unreachable
+            return get_many(keys)
+        with mock.patch.object(client.first, 'get_many', counted):
+            self.assertEqual(client.get_many(values), values)
+            self.assertEqual(len(client.get_many(values)), 100, 'it is not asked again, and what it said is kept')
+        self.assertEqual(sizes, [100, 100, 50, 100, 100])
+
+    def test_a_dripping_server_costs_one_timeout(self):
+        if self.module == 'pylibmc':
+            self.skipTest('Its timeouts are for each part of an answer.')
+        listener = socket.create_server(('127.0.0.1', 0))
+        self.addCleanup(listener.close)
+
+        def drip():
+            connection, _ = listener.accept()
+            with connection, suppress(OSError):
+                connection.recv(1000)
+                for _ in range(40):
+                    connection.sendall(b'V')
+                    time.sleep(0.1)
+        thread = threading.Thread(target=drip)
+        thread.start()
+        client = self.client(f'127.0.0.1:{listener.getsockname()[1]}')
+        with self.within(TIMEOUT + MARGIN), self.warned():
+            self.assertEqual(client.get_many(['a']), {})
+        thread.join()
 
     def test_a_hanging_server_costs_one_timeout(self):
         proxy = self.proxy(self.server)
@@ -405,6 +554,8 @@ class FailureSuite:
                     tier.look()
                     counter.value()
                     counter.done(counter.begun())
+                proxy.garble = None
+                counter.close()
                 client.close()
 
 
@@ -542,7 +693,9 @@ class WholeSuite:
     # The counter
 
     def counter(self, client=None):
-        return CommitCounter(client or self.mc, self.prefix, 'site')
+        counter = CommitCounter(client or self.mc, self.prefix, 'site')
+        self.addCleanup(counter.close)
+        return counter
 
     def test_commits_are_counted(self):
         one, two = self.counter(), self.counter()
@@ -617,6 +770,19 @@ class WholeSuite:
                 proxy.start()
                 self.until(one.value)
                 self.assertNotIn(self.until(two.value), (None, before))
+
+    def test_an_idle_committer_tells_when_it_can(self):
+        """It was cut off for a moment when it committed, and does nothing more."""
+        proxy = self.proxy(self.server)
+        one, two = self.counter(self.client(f'127.0.0.1:{proxy.port}')), self.counter()
+        before = self.until(two.value)
+        proxy.stop()
+        with self.warned():
+            one.done(one.begun())
+        self.assertEqual(two.value(), before)
+        proxy.start()
+        self.until(lambda: two.value() not in (None, before), 5)
+        self.until(lambda: one._payer is None)
 
 
 def _cases(namespace):
