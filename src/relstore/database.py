@@ -67,6 +67,8 @@ class Database:
                     self.poll(session)
         except BaseException:
             self.pool.close()
+            if self.memcached is not None:
+                self.memcached.close()
             raise
         if self.warm is not None:
             self.warm.start()
