@@ -376,7 +376,8 @@ class FailureSuite:
         self.assertLess(len(answers), 9)
         proxy.garble = None
         with self.assertLogs('relstore', 'INFO') as logs:
-            self.until(lambda: client.get_many(['a']))
+            # One that goes and sees on a busy machine may have waited too long itself.
+            self.until(lambda: client.get_many(['a']) and not client.first._pause)
         self.assertIn('answers again', logs.output[0])
 
     def test_a_hiccup_is_no_failure(self):

@@ -145,6 +145,10 @@ class Suite(unittest.TestCase):
     def setUp(self):
         require_memcached(self)
         super().setUp()
+        # On a busy machine memcached may be slow, and would be left alone.
+        patience = patch.object(memcache, 'SLOW', 1.0)
+        patience.start()
+        self.addCleanup(patience.stop)
         self.server = MemcachedServer()
         self.addCleanup(self.server.stop)
         self.server.start()
