@@ -135,9 +135,9 @@ class RelStore(UndoLogCompatible):
         try:
             self._take_view()
         except StorageError as e:
+            self._no_view = e       # a view of a later time would not fit what the connection still holds
             if self._poll_may_fail:
                 raise
-            self._no_view = e
             return []
         changed = [] if last is None else self._cache.invalidations(last, self._own, generation)
         self._last, self._own = (self._at, self._generation), None

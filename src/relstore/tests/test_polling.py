@@ -368,6 +368,8 @@ class Unanswered(unittest.TestCase):
         with closing(self.open_storage()) as storage:
             change(storage, other._p_oid)
         self.proxy.start()
+        with self.assertRaisesRegex(Unavailable, 'could not be asked when this transaction began'):
+            other._p_activate()
         for _ in range(2):      # one more, to abort the one that failed to begin
             manager.abort()
         manager.begin()
