@@ -26,7 +26,7 @@ PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check
 
 # What relstore is measured beside, as its makers publish it, and what draws the charts.
 PEERS = RelStorage==4.3.0 ZEO zodbshootout==0.8.* pyperf==1.7.1 psycopg2-binary psycopg[binary] PyMySQL \
-        matplotlib
+        pymemcache matplotlib
 
 .PHONY: demo test bench bench-zodbshootout soak lint style layers servers mysql compiler clean FORCE
 .DELETE_ON_ERROR:

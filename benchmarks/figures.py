@@ -16,10 +16,11 @@ PAIRS = [
     ('relstore SQLite', 'FileStorage'),
     ('relstore MySQL, history-free', 'RelStorage MySQL, history-free'),
 ]
-# relstore beside itself, with something turned off: for the parts that measure it, and not in the summary.
+# relstore beside itself, with something turned off or added: for the parts that measure it, and not in the summary.
 WITHIN = [
     ('relstore PostgreSQL', 'relstore PostgreSQL, without read-ahead'),
     ('relstore SQLite', 'relstore SQLite, without read-ahead'),
+    ('relstore PostgreSQL, memcached', 'relstore PostgreSQL'),
 ]
 COMPARED = PAIRS + WITHIN
 # A difference below this factor is called none: the noise of a shared machine.

@@ -2,7 +2,8 @@
 
 a hit            storage.load() of an object that the storage has cached, by one thread and by many at once, each with
                  its own instance: time per load, as the process as a whole gets them done
-a transaction    begin, 10 objects that the storage has cached and the connection has not, abort
+a transaction    begin, 10 objects that the storage has cached and the connection has not, abort; for relstore also
+                 with memcached and poll-interval, where no process has committed anything meanwhile
 iterated         a BTree of persistent objects, from the first to the last
 keys at random   the same BTree, another key each time
 oids at random   the objects alone, each by its oid
@@ -19,7 +20,6 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from itertools import islice
 
 from BTrees.OOBTree import OOBTree
@@ -46,6 +46,7 @@ SMOKE = FULL | {
 }  # fmt: skip
 
 PER_TRANSACTION = 10
+TRANSACTION = f'a read-only transaction, {PER_TRANSACTION} hits'
 STATEMENTS = 'statements (with a server: round trips)'
 
 
@@ -55,27 +56,39 @@ def measure(lab: Lab, results: Results, sizes: dict = FULL, names=storages.MAIN)
     results.note(PART, 'Objects of about 200 bytes. In each round a storage has new processes. Each cold read begins '
                        f'with opening the storage; reading at random is the best of {sizes["times"]}. FileStorage has '
                        'no cache: its hits are reads of a file that the system has in memory. ZEO has its cache in a '
-                       'file.')  # fmt: skip
+                       'file. The memcached is on this machine, behind a unix socket; poll-interval is '
+                       f'{storages.POLL_INTERVAL} s.')  # fmt: skip
     with ExitStack() as stack:
         sites = [stack.enter_context(lab.site(name)) for name in names]
         oids = {site.kind: fill(site, sizes['objects']) for site in sites}
         cold = Cold(lab, results, sizes, oids)
-        every = [each for site in sites for each in (site, *variants(site))]  # side by side, in time too
+        every = [each for site in sites for each in (site, *variants(lab, results, site))]  # side by side, in time too
+        shared = [site for site in every if KINDS[site.kind].memcached]
+        alone = [site for site in every if site not in shared]
         for _ in rounds(*sizes['rounds']):
             for site in sites:
                 hot(results, site, oids[site.kind][: sizes['hits']], sizes)
-                read_only(results, site, oids[site.kind], sizes)
-            for site in every:
+            for site in (*sites, *shared):
+                read_only(results, site, oids_of(site, oids), sizes)
+            for site in alone:
                 cold.clock(site)
-        for site in every:
+        for site in (*sites, *shared):
+            count_read_only(lab, results, site, oids_of(site, oids), sizes)
+        for site in alone:
             cold.delayed(site)
             cold.count(site)
     growth(results, names, sizes['threads'])
 
 
-def variants(site: Site) -> list[Site]:
-    """Return the same database as relstore opens it with something turned off."""
-    return [replace(site, kind=kind.name) for kind in KINDS.values() if kind.variant == site.kind]
+def variants(lab: Lab, results: Results, site: Site) -> list[Site]:
+    """Return the same database as relstore opens it with something turned off or added, where that can be had."""
+    names = [kind.name for kind in KINDS.values() if kind.variant == site.kind]
+    return [lab.variant(site, name) for name in storages.available(results, PART, names)]
+
+
+def oids_of(site: Site, oids: dict[str, list[bytes]]) -> list[bytes]:
+    """Return what is in the site, of that by kind: a variant has the database of another."""
+    return oids[KINDS[site.kind].variant or site.kind]
 
 
 def key(number: int) -> str:
@@ -104,8 +117,24 @@ def hot(results: Results, site: Site, oids: list[bytes], sizes: dict) -> None:
 def read_only(results: Results, site: Site, oids: list[bytes], sizes: dict) -> None:
     """Measure transactions that read what the storage has cached."""
     seconds = clients.alone(transactions, site, oids[:PER_TRANSACTION], sizes['seconds'])
-    case = Case(PART, group_of(sizes), f'a read-only transaction, {PER_TRANSACTION} hits', 'us', 'less')
-    results.add(case, site.kind, seconds * 1e6)
+    results.add(Case(PART, group_of(sizes), TRANSACTION, 'us', 'less'), site.kind, seconds * 1e6)
+
+
+def count_read_only(lab: Lab, results: Results, site: Site, oids: list[bytes], sizes: dict) -> None:
+    """Count what such a transaction sends to the database, without a clock."""
+    if site.kind == 'FileStorage':
+        return
+    with coldpage.counting(lab, site) as (reached, statements), closing(reached.open_db()) as db:
+        manager = TransactionManager(explicit=True)
+        connection = db.open(manager)
+        before = 0
+        for _ in range(3):  # the first loads the objects, and the last counts
+            connection.cacheMinimize()
+            before = statements()
+            transaction(manager, connection, oids[:PER_TRANSACTION])
+        results.add(Case(PART, group_of(sizes), f'{TRANSACTION}: sent', STATEMENTS, 'less'), site.kind,
+                    statements() - before)  # fmt: skip
+        connection.close()
 
 
 def group_of(sizes: dict) -> str:
@@ -160,13 +189,17 @@ def transactions(site: Site, oids: list[bytes], seconds: float) -> float:
         while len(taken) < 3 or time.perf_counter() < deadline:
             connection.cacheMinimize()
             begin = time.perf_counter()
-            manager.begin()
-            for oid in oids:
-                connection.get(oid)._p_activate()
-            manager.abort()
+            transaction(manager, connection, oids)
             taken.append(time.perf_counter() - begin)
         connection.close()
     return statistics.median(taken)
+
+
+def transaction(manager: TransactionManager, connection, oids: list[bytes]) -> None:
+    manager.begin()
+    for oid in oids:
+        connection.get(oid)._p_activate()
+    manager.abort()
 
 
 def growth(results: Results, names: list[str], threads: int) -> None:
@@ -243,11 +276,11 @@ class Cold:
             return
         for way, count, _, group, name in self.ways:
             with coldpage.counting(self.lab, site) as (reached, statements):
-                spent = read(reached, way, self.oids_of(site), count, statements)
+                spent = read(reached, way, oids_of(site, self.oids), count, statements)
             self.results.add(Case(PART, group, name, STATEMENTS, 'less'), site.kind, spent)
 
     def clock(self, site: Site) -> None:
-        taken = clients.alone(seconds_of, site, [way[:3] for way in self.ways], self.oids_of(site))
+        taken = clients.alone(seconds_of, site, [way[:3] for way in self.ways], oids_of(site, self.oids))
         for (*_, group, name), seconds in zip(self.ways, taken, strict=True):
             self.results.add(Case(PART, group, f'{name}: time', 'ms', 'less'), site.kind, seconds * 1e3)
 
@@ -260,9 +293,6 @@ class Cold:
         with coldpage.proxy_to(self.lab, site) as proxy:
             proxy.delay = coldpage.DELAY
             reached = coldpage.through(self.lab, site, proxy)
-            [seconds] = clients.alone(seconds_of, reached, [(way, count, 1)], self.oids_of(site))
+            [seconds] = clients.alone(seconds_of, reached, [(way, count, 1)], oids_of(site, self.oids))
         panel = f'{name}: time, network delay 1 ms' + (f', {count:,} objects' if count < self.sizes['objects'] else '')
         self.results.add(Case(PART, group, panel, 'ms', 'less'), site.kind, seconds * 1e3)
-
-    def oids_of(self, site: Site) -> list[bytes]:
-        return self.oids[KINDS[site.kind].variant or site.kind]

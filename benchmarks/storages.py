@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -28,12 +28,19 @@ from benchmarks.servers import (
     Unavailable,
     ZEOServer,
 )
-from relstore.tests.servers import mariadb_programs, mysql_unavailable, postgresql_programs
+from relstore.tests.servers import (
+    MemcachedServer,
+    mariadb_programs,
+    memcached_program,
+    mysql_unavailable,
+    postgresql_programs,
+)
 
 # Megabytes for the storage's cache in each process, and the largest object in it: the same for all.
 CACHE_MB = 64
 CACHE_OBJECT_MAX = 1 << 20
 SLOW_MICROSECONDS = 3000
+POLL_INTERVAL = 60  # seconds that a count in memcached is believed; longer than anything that is measured
 
 DURABILITY = (
     'An acknowledged commit is on disk, everywhere: PostgreSQL with fsync=on and synchronous_commit=on, one server for '
@@ -45,7 +52,7 @@ DURABILITY = (
 
 @dataclass(frozen=True)
 class Kind:
-    """A storage under test. `opened(where, keep_history, cache_mb)` returns it open."""
+    """A storage under test. `opened(where, keep_history, cache_mb, **options)` returns it open."""
 
     name: str
     colour: str
@@ -57,6 +64,7 @@ class Kind:
     reason: str = ''  # why it cannot be tested at all
     history_free: bool = False  # whatever the others do: RelStorage has no other mode on MySQL
     variant: str = ''  # of which kind, with something turned off or added: for the part that is about that
+    memcached: bool = False  # does it share one?
 
     def unavailable(self) -> str:
         """Return why it cannot run here; '' if it can."""
@@ -69,6 +77,8 @@ class Kind:
             return 'PostgreSQL is not installed (apt-get install postgresql)'
         if self.server == 'mariadb' and mariadb_programs() is None:
             return 'MariaDB is not installed (apt-get install mariadb-server)'
+        if self.memcached and memcached_program() is None:
+            return 'memcached is not installed (apt-get install memcached)'
         return mysql_unavailable() if self.server == 'mysql' else ''
 
 
@@ -95,10 +105,11 @@ class WithoutReadAhead(relstore.RelStore):
         return WithoutReadAhead(self._database)
 
 
-def _relstore(adapter, keep_history: bool, cache_mb: int, cls: type = relstore.RelStore):
+def _relstore(adapter, keep_history: bool, cache_mb: int, cls: type = relstore.RelStore, **more):
     return cls(
         adapter, keep_history=keep_history, cache_local_mb=cache_mb, cache_local_object_max=CACHE_OBJECT_MAX,
         pool_size=256,  # the memory part opens a hundred history-free connections, each with a snapshot
+        **more,
     )
 
 
@@ -106,8 +117,8 @@ def _relstore_sqlite(where: str, keep_history: bool, cache_mb: int, cls: type = 
     return _relstore(relstore.SQLite(where, pragmas={'synchronous': 'FULL'}), keep_history, cache_mb, cls)
 
 
-def _relstore_psycopg2(where: str, keep_history: bool, cache_mb: int, cls: type = relstore.RelStore):
-    return _relstore(relstore.PostgreSQL(where, driver='psycopg2'), keep_history, cache_mb, cls)
+def _relstore_psycopg2(where: str, keep_history: bool, cache_mb: int, cls: type = relstore.RelStore, **more):
+    return _relstore(relstore.PostgreSQL(where, driver='psycopg2'), keep_history, cache_mb, cls, **more)
 
 
 def _relstore_psycopg(where: str, keep_history: bool, cache_mb: int):
@@ -182,6 +193,8 @@ KINDS = {
              variant='relstore PostgreSQL'),
         Kind('relstore SQLite, without read-ahead', '#a9dcf8', '',
              partial(_relstore_sqlite, cls=WithoutReadAhead), mark='o:', variant='relstore SQLite'),
+        Kind('relstore PostgreSQL, memcached', '#0b2a86', 'postgresql', _relstore_psycopg2, ('psycopg2', 'pymemcache'),
+             mark='o--', variant='relstore PostgreSQL', memcached=True),
     )
 }  # fmt: skip
 ALL = [name for name, kind in KINDS.items() if not kind.variant]
@@ -195,10 +208,11 @@ class Site:
     kind: str
     where: str | tuple[str, int] | dict[str, Any]  # DSN, directory, address, or arguments
     keep_history: bool = True
+    options: dict[str, Any] = field(default_factory=dict)  # that only a run knows
 
     def open(self, cache_mb: int = CACHE_MB):
         """Return the storage."""
-        return KINDS[self.kind].opened(self.where, self.keep_history, cache_mb)
+        return KINDS[self.kind].opened(self.where, self.keep_history, cache_mb, **self.options)
 
     def open_db(self, cache_mb: int = CACHE_MB, **options) -> ZODB.DB:
         """Return a ZODB DB whose connections keep every object."""
@@ -223,6 +237,7 @@ class Lab:
         self.directory = Path(tempfile.mkdtemp(prefix='relstore-benchmarks-'))
         self._servers: dict[tuple[str, bool], DurablePostgreSQL | DurableMariaDB | DurableMySQL] = {}
         self._slow_disk: SlowDisk | None = None
+        self._memcached: MemcachedServer | None = None
         self._numbers = count(1)
         self.settings = {
             'durability': DURABILITY,
@@ -238,6 +253,8 @@ class Lab:
     def __exit__(self, *exc_info) -> None:
         for server in self._servers.values():
             server.stop()
+        if self._memcached is not None:
+            self._memcached.stop()
         if self._slow_disk is not None:
             self._slow_disk.remove()
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -256,6 +273,22 @@ class Lab:
             server.start()
             self._servers[name, slow] = server
         return self._servers[name, slow]
+
+    @property
+    def memcached(self) -> MemcachedServer:
+        """The running memcached, on a unix socket."""
+        if self._memcached is None:
+            server = MemcachedServer(unix=True)
+            server.start()
+            self._memcached = server
+        return self._memcached
+
+    def variant(self, site: Site, name: str) -> Site:
+        """Return the same database as a kind opens it that is a variant of the site's."""
+        options = {}
+        if KINDS[name].memcached:
+            options = {'cache_servers': self.memcached.where, 'poll_interval': POLL_INTERVAL}
+        return replace(site, kind=name, options=options)
 
     def by_tcp(self, site: Site, port: int | None = None) -> Site:
         """Return the site of one of SERVERS as reached through TCP; `port` is that of a proxy."""
