@@ -6,6 +6,7 @@
 #   QUICK=1              small sizes, under two minutes      OUT=docs/benchmarks   another place for the page
 # make soak    readers and writers for hours, while servers restart and are killed: is all well, and flat? In var/soak
 #   MINUTES=60 ADAPTER="postgresql mariadb mysql sqlite" SEED=1 OUT=docs/soak
+#   MEMCACHED=1          with a memcached between the processes, which falls over too
 
 PYTHON ?= python3
 BUILDOUT = zc.buildout>=6,<7
@@ -45,7 +46,7 @@ bench-zodbshootout:
 
 soak: .venv-bench/made servers
 	.venv-bench/bin/python -m relstore.tests.soak --adapter $(or $(ADAPTER),all) --minutes $(or $(MINUTES),10) \
-	    $(if $(SEED),--seed $(SEED)) $(if $(OUT),--out '$(OUT)')
+	    $(if $(SEED),--seed $(SEED)) $(if $(MEMCACHED),--memcached) $(if $(OUT),--out '$(OUT)')
 
 lint: style layers
 

@@ -7,14 +7,15 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 from ZODB import DB
 from ZODB.MappingStorage import MappingStorage
 
 from relstore.errors import Disconnected, OutcomeUnknown
-from relstore.tests.servers import postgresql_programs
-from relstore.tests.soak import world
-from relstore.tests.soak.clients import Board, Plan, Reader, Writer
+from relstore.tests.servers import postgresql_programs, require_memcached
+from relstore.tests.soak import clients, world
+from relstore.tests.soak.clients import HASTE, PAUSE, SEEN_AFTER, Board, Plan, Reader, Told, Writer
 from relstore.tests.soak.verdict import findings, table
 
 SECONDS = 120       # far more than it takes
@@ -23,12 +24,22 @@ SECONDS = 120       # far more than it takes
 class Smoke(unittest.TestCase):
 
     def test_ten_seconds(self):
+        self.soak(seed=1)
+
+    def test_ten_seconds_with_memcached(self):
+        require_memcached(self)
+        data = self.soak('--memcached', seed=4)     # begins with the memcached
+        self.assertTrue(any('memcached' in way for way in data['disturbed']), data['disturbed'])
+        self.assertIn('cache_servers', data['settings']['options'])
+
+    def soak(self, *more, seed):
+        """Run it, look at what it tells, and return that."""
         adapter = 'postgresql' if postgresql_programs() else 'sqlite'
         with tempfile.TemporaryDirectory() as directory:
             environment = {name: value for name, value in os.environ.items() if not name.startswith('RELSTORE_TEST_')}
             done = subprocess.run(
                 [sys.executable, '-m', 'relstore.tests.soak', '--adapter', adapter, '--minutes', '0.17',
-                 '--disturb', '2', '--seed', '1', '--out', directory],
+                 '--disturb', '2', '--seed', str(seed), '--out', directory, *more],
                 env=environment | {'PYTHONPATH': os.pathsep.join(sys.path)}, timeout=SECONDS,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             self.assertEqual(done.returncode, 0, done.stdout)
@@ -37,13 +48,14 @@ class Smoke(unittest.TestCase):
         self.assertGreater(data['counts']['commits'], 20)
         self.assertGreater(data['counts']['reads'], 20)
         self.assertTrue(data['disturbed'])
-        self.assertEqual(data['settings']['seed'], 1)
-        self.assertIn('seed 1', done.stdout)
+        self.assertEqual(data['settings']['seed'], seed)
+        self.assertIn(f'seed {seed}', done.stdout)
         for sample in data['samples']:
             self.assertGreater(sample['sessions'], 0)
             self.assertGreater(sample['memory'][0], 1)
             self.assertGreater(sample['size_free'], 100_000)
             self.assertGreater(sample['size_preserving'], 100_000)
+        return data
 
 
 class Watching(unittest.TestCase):
@@ -125,6 +137,56 @@ class Watching(unittest.TestCase):
                 client.excuse(error, 11)
         with self.assertRaises(KeyError):
             client.excuse(KeyError('no'), 9)
+
+
+class WithMemcached(unittest.TestCase):
+    """What a view must show at any time of a run, by a clock of the test's own."""
+
+    def setUp(self):
+        self.board = Board(sites=1, processes=1)
+        self.commits = self.board.acknowledged[0]
+        self.told = Told(self.board, self.commits)
+        patch = mock.patch.object(clients, 'time', mock.Mock(monotonic=lambda: self.now))
+        patch.start()
+        self.addCleanup(patch.stop)
+        self.now = 1000.0
+
+    def least(self, now):
+        self.now = now
+        return self.told.least()[0]
+
+    def test_at_once_while_nothing_happens(self):
+        for now in range(1000, 1010):
+            self.commits[0] += 1
+            self.assertEqual(self.least(now), self.commits[0])
+
+    def test_late_after_a_disturbance_and_only_then(self):
+        self.commits[0] = 7
+        self.assertEqual(self.least(1000), 7)
+        self.now = 1001
+        with self.board.unreachable():
+            self.assertEqual(self.least(1001.1), 7)         # what was before is not in doubt
+            self.commits[0] = 8
+            self.assertEqual(self.least(1002), 7)
+            self.assertEqual(self.least(1002 + SEEN_AFTER), 7)
+            self.assertEqual(self.least(1002.1 + SEEN_AFTER), 8)
+            self.now = 1011
+        again = 1011 + 10 + PAUSE + HASTE                   # all can reach it
+        self.commits[0] = 9
+        self.assertEqual(self.least(again), 8)
+        self.assertEqual(self.least(again + SEEN_AFTER + 0.1), 9)
+        self.commits[0] = 10
+        self.assertEqual(self.least(again + SEEN_AFTER + 0.2), 10)
+
+    def test_disturbances_that_follow_each_other(self):
+        self.least(1000)
+        with self.board.unreachable():
+            self.now = 1001
+        self.commits[0] = 1
+        self.assertEqual(self.least(1001.5), 0)
+        with self.board.unreachable():
+            self.assertEqual(self.least(1001.6), 0)         # that it is known is not sure yet
+            self.assertEqual(self.least(1001.6 + SEEN_AFTER), 1)
 
 
 class Judging(unittest.TestCase):

@@ -4,6 +4,8 @@
 
 Several processes, each of several threads with ordinary ZODB connections, read and write a history-preserving and a
 history-free database on one server of our own, which is restarted and killed at random; so is one of the processes.
+With --memcached they share one, which is disturbed as well: no transaction may fail then, and a commit may be seen late
+by poll-interval where its process could not reach the memcached, as the documentation says.
 Every view is checked all the time (world.py says for what), and what was acknowledged must be there in the end.
 
 Beside that everything is sampled that could grow: memory, sessions, transactions left open, dead rows, the size of

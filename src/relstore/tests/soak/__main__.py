@@ -9,7 +9,7 @@ from typing import Any
 
 from relstore.tests.soak import __doc__ as about
 from relstore.tests.soak.clients import THREADS
-from relstore.tests.soak.places import PLACES, place, unavailable
+from relstore.tests.soak.places import PLACES, POLL_INTERVAL, place, unavailable
 from relstore.tests.soak.run import Run
 from relstore.tests.soak.verdict import findings, table
 
@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     succeeded = True
     for adapter in adapters:
-        if reason := unavailable(adapter):
+        if reason := unavailable(adapter, given.memcached):
             print(f'{adapter}: left out, {reason}')
             succeeded = succeeded and 'all' in given.adapter
             continue
@@ -50,6 +50,8 @@ def parser() -> argparse.ArgumentParser:
                         help='between two samples (default: a sixtieth of the run, 2 to 10)')
     parser.add_argument('--disturb', type=float, metavar='SECONDS',
                         help='between two disturbances, in the mean (default: a fifth of the run, at most 60)')
+    parser.add_argument('--memcached', action='store_true',
+                        help=f'between the processes, with a poll-interval of {POLL_INTERVAL} s; it is disturbed too')
     parser.add_argument('--option', action='append', default=[], metavar='NAME=VALUE', type=option,
                         help='an option of RelStore, as cache_local_mb=8; repeatedly')
     parser.add_argument('--out', type=Path, default=Path('var/soak'), help='directory for the figures')
@@ -79,12 +81,15 @@ def soak(adapter: str, given: argparse.Namespace) -> dict[str, Any]:
     print(f'{adapter}: {given.minutes:g} minutes, seed {seed}', flush=True)
     with place(adapter) as there:
         version = there.version()
+        if given.memcached:
+            there.add_memcached()
         run = Run(there, **settings)
         run.go()
         found = findings(run.samples, run.bound_of_sessions())
         return {
             'adapter': adapter, 'version': version, 'date': datetime.now(timezone.utc).isoformat(timespec='seconds'),
-            'settings': settings, 'dead': there.dead, 'counts': dict(run.counts()), 'disturbed': dict(run.disturbed),
+            'settings': settings | {'options': run.options}, 'dead': there.dead, 'counts': dict(run.counts()),
+            'disturbed': dict(run.disturbed),
             'failures': run.failures, 'findings': [vars(finding) for finding in found],
             'succeeded': not run.failures and all(finding.holds is not False for finding in found),
             'text': [str(finding) for finding in found], 'samples': run.samples,

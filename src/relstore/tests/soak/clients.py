@@ -8,8 +8,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.sharedctypes import RawArray, RawValue
@@ -21,13 +21,16 @@ from ZODB import DB
 from ZODB.POSException import ConflictError
 
 from relstore.errors import OutcomeUnknown
+from relstore.memcache import PAUSE
 from relstore.tests.soak import world
-from relstore.tests.soak.places import Site
+from relstore.tests.soak.places import POLL_INTERVAL, Site
 
 WRITERS = READERS = 2           # threads of a process for each site: one with explicit transactions, one without
 THREADS = WRITERS + READERS
 CONNECTION_OBJECTS = 300        # that a ZODB connection keeps: few, so that the storage's cache is asked
 SECONDS_TO_STOP = 90
+HASTE = 0.5                     # seconds that something short may take on a busy machine
+SEEN_AFTER = POLL_INTERVAL + HASTE      # an acknowledgement whose process could not tell it to the others
 
 
 class Board:
@@ -38,6 +41,21 @@ class Board:
         self.stop = RawValue('b', 0)
         self.crashes = RawValue('q', 0)     # of the server: what was seen, and not acknowledged, may be gone
         self.calm = RawValue('d', 0.0)      # time.monotonic() from which on no transaction may fail
+        # Between which times a process that commits may have been unable to reach the memcached.
+        self.apart, self.together = RawValue('d', 0.0), RawValue('d', 0.0)
+
+    @contextmanager
+    def unreachable(self) -> Iterator[None]:
+        """Meanwhile the memcached is disturbed; clients leave it alone for as long again, and a little."""
+        begun = time.monotonic()
+        if begun > self.together.value + SEEN_AFTER:
+            self.apart.value = begun
+        self.together.value = float('inf')
+        try:
+            yield
+        finally:
+            ended = time.monotonic()
+            self.together.value = ended + (ended - begun) + PAUSE + HASTE
 
 
 @dataclass(frozen=True)
@@ -140,17 +158,38 @@ class Writer(Client):
         self.counts['commits'] += 1
 
 
+class Told:
+    """What a view must show: what was acknowledged before it was taken, and had to be known to all."""
+
+    def __init__(self, board: Board, acknowledged: Sequence[int]):
+        self.board, self.acknowledged = board, acknowledged
+        self._before: collections.deque[tuple[float, list[int]]] = collections.deque()    # (when, what)
+
+    def least(self) -> list[int]:
+        """Return how many commits of each writer a view shows that is taken now."""
+        told = list(self.acknowledged)
+        now = time.monotonic()
+        while len(self._before) > 1 and self._before[1][0] < now - SEEN_AFTER:
+            self._before.popleft()
+        self._before.append((now, told))
+        if now > self.board.together.value + SEEN_AFTER:
+            return told
+        known = max(self.board.apart.value, now - SEEN_AFTER)
+        return next((what for when, what in reversed(self._before) if when < known), [0] * len(told))
+
+
 class Reader(Client):
     crashes = 0
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
         self.seen: dict[int, int] = {}
+        self.least = Told(self.board, self.acknowledged).least
 
     def transaction(self):
         if self.crashes != self.board.crashes.value:
             self.crashes, self.seen = self.board.crashes.value, {}
-        self.told = list(self.acknowledged)     # before the view is taken
+        self.told = self.least()        # before the view is taken
         super().transaction()
 
     def work(self, root):

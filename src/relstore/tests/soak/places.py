@@ -4,6 +4,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -15,16 +16,20 @@ import psycopg2
 import relstore
 from relstore.tests.servers import (
     MariaDBServer,
+    MemcachedServer,
     MySQLServer,
     PostgreSQLServer,
     StagingMySQL,
     StagingPostgreSQL,
     mariadb_programs,
+    memcached_program,
     mysql_unavailable,
     postgresql_programs,
 )
 
 IDLE_SECONDS = 5        # a transaction that waits for its client for so long was forgotten
+POLL_INTERVAL = 2       # seconds that a commit may stay unseen if its process could not reach the memcached
+SECONDS_DOWN = 2        # of a memcached that was killed: clients commit meanwhile
 MODES = {'preserving': True, 'free': False}
 
 
@@ -48,6 +53,9 @@ class Place:
     """A server, or a directory, with one site for each mode.
 
     disturbances        by name, what can be done to the server; each returns when clients can connect again
+    unnoticed           by name, what can be done to the memcached, of which no client may notice more than that a
+                        commit is seen POLL_INTERVAL late
+    options             of RelStore, that only the place knows
     may_kill_clients    whether nobody is harmed by a client that dies
     dead                what the server keeps that nobody wants, in words
     """
@@ -57,12 +65,31 @@ class Place:
     def __init__(self):
         self.sites: list[Site] = []
         self.disturbances: dict[str, Callable[[], None]] = {}
+        self.unnoticed: dict[str, Callable[[], None]] = {}
+        self.options: dict[str, Any] = {}
+        self.memcached: MemcachedServer | None = None
 
     def __enter__(self) -> 'Place':
         return self
 
     def __exit__(self, *exc_info) -> None:
-        self.stop()
+        try:
+            self.stop()
+        finally:
+            if self.memcached is not None:
+                self.memcached.stop()
+
+    def add_memcached(self) -> None:
+        """Start a memcached that all processes share."""
+        self.memcached = MemcachedServer()
+        self.memcached.start()
+        self.options = {'cache_servers': self.memcached.where, 'poll_interval': POLL_INTERVAL}
+        self.unnoticed = {'restart of memcached': self.memcached.restart, 'kill -9 of memcached': self._kill_memcached}
+
+    def _kill_memcached(self) -> None:
+        self.memcached.kill()
+        time.sleep(SECONDS_DOWN)
+        self.memcached.start()
 
     def stop(self) -> None:
         """Remove everything."""
@@ -214,8 +241,12 @@ class SQLitePlace(Place):
         return opened
 
 
-def unavailable(adapter: str) -> str:
+def unavailable(adapter: str, memcached: bool = False) -> str:
     """Return why there is no such place here; '' if there can be one."""
+    if memcached and memcached_program() is None:
+        return 'memcached is not installed (apt-get install memcached)'
+    if memcached and not any(map(importlib.util.find_spec, ('pymemcache', 'pylibmc'))):
+        return 'there is no client of memcached (pip install pymemcache)'
     if adapter == 'postgresql' and not (os.environ.get('RELSTORE_TEST_POSTGRESQL') or postgresql_programs()):
         return 'PostgreSQL is not installed (apt-get install postgresql)'
     if adapter == 'mariadb' and not mariadb_programs():

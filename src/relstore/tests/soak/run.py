@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import random
 import time
-from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
 from multiprocessing.connection import wait
@@ -84,9 +83,9 @@ class Run:
     """
 
     def __init__(self, place: Place, *, minutes: float, processes: int, seed: int, pause: float, interval: float,
-                 disturb: float, options: Mapping[str, Any]):
+                 disturb: float, options: dict[str, Any]):
         self.place, self.seconds, self.interval, self.disturb = place, 60 * minutes, interval, disturb
-        self.seed, self.pause, self.options, self.number = seed, pause, options, processes
+        self.seed, self.pause, self.options, self.number = seed, pause, options | place.options, processes
         self.chance = random.Random(seed)
         self.board = Board(len(place.sites), processes)
         self.samples: list[dict[str, Any]] = []
@@ -211,12 +210,15 @@ class Run:
     def disturb_once(self) -> None:
         """Do something that relstore has to get over."""
         clients = [CLIENT] if self.place.may_kill_clients and self.number > 1 else []
-        ways = [*self.place.disturbances, *clients]
+        ways = [*self.place.disturbances, *self.place.unnoticed, *clients]
         if not ways:
             return
         way = self.chance.choice(ways)
         if way == CLIENT:
             self.processes[-1].kill()       # nobody else may notice
+        elif way in self.place.unnoticed:
+            with self.board.unreachable():
+                self.place.unnoticed[way]()
         else:
             self.board.calm.value = float('inf')
             self.board.crashes.value += 1
