@@ -15,7 +15,18 @@ from ZODB.MappingStorage import MappingStorage
 from relstore.errors import Disconnected, OutcomeUnknown
 from relstore.tests.servers import postgresql_programs, require_memcached
 from relstore.tests.soak import clients, world
-from relstore.tests.soak.clients import HASTE, PAUSE, SEEN_AFTER, Board, Plan, Reader, Told, Writer
+from relstore.tests.soak.clients import (
+    HASTE,
+    PAUSE,
+    REST,
+    SEEN_AFTER,
+    WORK,
+    Board,
+    Plan,
+    Reader,
+    Told,
+    Writer,
+)
 from relstore.tests.soak.verdict import findings, table
 
 SECONDS = 120       # far more than it takes
@@ -31,6 +42,7 @@ class Smoke(unittest.TestCase):
         data = self.soak('--memcached', seed=4)     # begins with the memcached
         self.assertTrue(any('memcached' in way for way in data['disturbed']), data['disturbed'])
         self.assertIn('cache_servers', data['settings']['options'])
+        self.assertGreater(data['counts']['polls_saved'], 20)
 
     def soak(self, *more, seed):
         """Run it, look at what it tells, and return that."""
@@ -68,8 +80,9 @@ class Watching(unittest.TestCase):
         with self.db.transaction() as connection:
             world.create(connection.root(), 2, random.Random(1))
 
-    def client(self, kind, again=False, explicit=True, **more):
-        client = kind(self.db, Plan(0, [], {}, 1, 0, again), self.board, 0, explicit, False, random.Random(1), **more)
+    def client(self, kind, again=False, explicit=True, options=None, **more):
+        plan = Plan(0, [], options or {}, 1, 0, again)
+        client = kind(self.db, plan, self.board, 0, explicit, False, random.Random(1), **more)
         self.addCleanup(client.close)
         return client
 
@@ -127,6 +140,14 @@ class Watching(unittest.TestCase):
         self.set(change)
         with self.assertRaises(world.Broken), self.db.transaction() as connection:
             world.check(connection.root(), range(world.PAIRS))
+
+    def test_writers_that_share_a_memcached_rest_at_the_same_time(self):
+        together, alone = self.writer(options={'poll_interval': 2}), self.writer()
+        begin = 100 * (WORK + REST)
+        for client, since, waits in ((together, WORK - 1, 0), (together, WORK + 1, REST - 1), (alone, WORK + 1, 0)):
+            now = begin + since
+            with mock.patch.object(clients, 'time', mock.Mock(monotonic=lambda now=now: now)):
+                self.assertEqual(client.until_next(), waits)
 
     def test_errors_that_are_allowed_after_a_disturbance(self):
         client = self.client(Reader)

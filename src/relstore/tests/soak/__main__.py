@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from relstore.tests.soak import __doc__ as about
-from relstore.tests.soak.clients import THREADS
+from relstore.tests.soak.clients import POLLS, THREADS
 from relstore.tests.soak.places import PLACES, POLL_INTERVAL, place, unavailable
 from relstore.tests.soak.run import Run
 from relstore.tests.soak.verdict import findings, table
@@ -100,9 +100,10 @@ def report(data: dict[str, Any]) -> str:
     """Return what a reader wants to know, as text."""
     settings, counts = data['settings'], data['counts']
     done = [f'{counts.get("commits", 0):,} commits', f'{counts.get("reads", 0):,} read-only transactions',
-            f'{counts.get("conflicts", 0):,} conflicts']
+            f'{counts.get("conflicts", 0):,} conflicts',
+            *(f'{counts.get(name, 0):,} {name.replace("_", " ")}' for name in POLLS)]
     met = [f'{count:,} {kind}' for kind, count in sorted(counts.items())
-           if kind not in ('commits', 'reads', 'conflicts')]
+           if kind not in ('commits', 'reads', 'conflicts', *POLLS)]
     lines = [
         title := f'{data["version"]}, {settings["minutes"]:g} minutes, {data["date"][:10]}',
         '=' * len(title), '',

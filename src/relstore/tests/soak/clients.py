@@ -29,6 +29,10 @@ WRITERS = READERS = 2           # threads of a process for each site: one with e
 THREADS = WRITERS + READERS
 CONNECTION_OBJECTS = 300        # that a ZODB connection keeps: few, so that the storage's cache is asked
 SECONDS_TO_STOP = 90
+# With a memcached all writers work and rest at the same time: whatever the others were not told of, they would find
+# with the next commit, if there always were one. A rest is long enough for what is seen late to be seen too late.
+WORK, REST = 8, 4               # seconds
+POLLS = 'polls_sent', 'polls_saved'     # of a storage's figures, those that are told
 HASTE = 0.5                     # seconds that something short may take on a busy machine
 SEEN_AFTER = POLL_INTERVAL + HASTE      # an acknowledgement whose process could not tell it to the others
 
@@ -78,6 +82,7 @@ class Client:
         self.acknowledged = board.acknowledged[site]
         self.unknown = plan.again       # whether its last commit may have happened though nobody was told
         self.connection = None
+        self.rests = 'poll_interval' in plan.options
         self.keep = keep            # one connection for life, or one for each transaction as Zope does
         self.counts: collections.Counter[str] = collections.Counter()
         self.failure = ''
@@ -91,11 +96,15 @@ class Client:
                     self.transaction()
                 except Exception as e:
                     self.excuse(e, began)
-                time.sleep(self.chance.expovariate(1 / self.pause) if self.pause else 0)
+                time.sleep(self.until_next())
         except BaseException:   # told by the report; the other threads go on
             self.failure = f'{type(self).__name__}: {traceback.format_exc()}'
         finally:
             self.close()
+
+    def until_next(self) -> float:
+        """Return the seconds to wait before the next transaction."""
+        return self.chance.expovariate(1 / self.pause) if self.pause else 0
 
     def excuse(self, error: Exception, began: float) -> None:
         """Count an error that a transaction may meet; raise it if it may not."""
@@ -141,6 +150,10 @@ class Writer(Client):
     def __init__(self, *arguments, number: int):
         super().__init__(*arguments)
         self.number = number
+
+    def until_next(self):
+        waited, now = super().until_next(), time.monotonic() % (WORK + REST)
+        return max(waited, WORK + REST - now) if self.rests and now > WORK else waited
 
     def work(self, root):
         told, found = self.acknowledged[self.number], root['counters'][self.number].value
@@ -262,6 +275,8 @@ def _report(clients: list[Client], stores: list) -> dict[str, Any]:
     counts: collections.Counter[str] = collections.Counter()
     for client in clients:
         counts.update(client.counts.copy())
+    for store in stores:
+        counts.update({name: store.cache_stats()[name] for name in POLLS})
     return {
         'counts': dict(counts),
         'cache': sum(store._database.cache.stats()['bytes'] for store in stores),

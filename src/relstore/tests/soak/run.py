@@ -119,7 +119,7 @@ class Run:
 
     def _await_first_reports(self) -> None:
         deadline = time.monotonic() + SECONDS_TO_START
-        while not all(process.report['counts'] for process in self.processes) and not self.failures:
+        while not all(process.counts.keys() & {'commits', 'reads'} for process in self.processes) and not self.failures:
             if time.monotonic() > deadline:
                 raise TimeoutError(f'The processes do not work after {SECONDS_TO_START} s')
             self.listen(1)
