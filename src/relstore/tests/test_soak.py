@@ -1,5 +1,6 @@
 """The soak test runs, notices what it is there to notice, and judges as it says."""
 import json
+import logging
 import os
 import random
 import subprocess
@@ -198,6 +199,19 @@ class WithMemcached(unittest.TestCase):
         self.assertEqual(self.least(again + SEEN_AFTER + 0.1), 9)
         self.commits[0] = 10
         self.assertEqual(self.least(again + SEEN_AFTER + 0.2), 10)
+
+    def test_late_after_a_process_could_not_reach_it(self):
+        self.least(1000)
+        log = logging.Logger('relstore')
+        log.addHandler(clients.Listener(self.board))
+        self.now = 1001
+        self.commits[0] = 1
+        log.warning('something else')
+        self.assertEqual(self.least(1001), 1)
+        self.commits[0] = 2
+        log.warning('memcached %s does not answer as it should (%r).', '127.0.0.1:1', TimeoutError('slow'))
+        self.assertEqual(self.least(1001.1), 0)
+        self.assertEqual(self.least(1001.2 + SEEN_AFTER), 2)
 
     def test_disturbances_that_follow_each_other(self):
         self.least(1000)
