@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from relstore.cache import OBJECT_BYTES, OPEN, REVISION_BYTES, Cache, memory_of
+from relstore.cache import OBJECT_BYTES, OPEN, PATIENCE, REVISION_BYTES, Cache, memory_of
 
 OIDS = 8
 VIEWS = 4
@@ -605,3 +605,50 @@ class TestRules(unittest.TestCase):
             get(self.cache, 1, at)
         get(self.cache, 2, 3)
         self.assertEqual([self.cache.stats()[name] for name in ('hits', 'misses')], [2, 2])
+
+    def test_holds_is_what_find_finds(self):
+        for tid in (3, 5):
+            self.cache.put(1, tid, b'%d' % tid, tid)
+        for at in range(8):
+            self.assertEqual(self.cache.holds(1, at), get(self.cache, 1, at) is not None, at)
+
+    def test_a_late_view_does_not_shorten_what_is_known(self):
+        self.cache.put(1, 3, b'three', 3)
+        self.cache.advance(0, 9, [])
+        self.cache.trim(9)
+        self.cache.put(1, 3, b'three', 4)
+        self.assertEqual(get(self.cache, 1, 9), (b'three', 3))
+
+    def test_the_two_newest_revisions_stay(self):
+        self.cache.advance(0, 9, [(1, 8)])
+        for tid in (8, 6, 3):
+            self.cache.put(1, tid, b'%d' % tid, tid)
+        self.assertEqual([get(self.cache, 1, at) for at in (8, 6, 3)], [(b'8', 8), (b'6', 6), None])
+
+    def test_neighbours_share_the_memory_of_their_tid(self):
+        for oid in (1, 2):
+            self.cache.put(oid, int('1000000000000'), b'', 1 << 60)
+        self.assertIs(self.cache.find(1, 1 << 60).tid, self.cache.find(2, 1 << 60).tid)
+
+    def test_what_is_filled_twice_is_evicted_once(self):
+        """As from files of two processes."""
+        for _ in range(2):
+            self.cache.fill([(1, 3, b'three')], 0)
+        for oid in range(2, 2000):
+            self.cache.put(oid, 3, b'', 3)
+        self.assertFalse(self.cache.holds(1, 3))
+        self.assertLessEqual(self.cache.stats()['bytes'], self.cache.limit)
+
+    def test_so_many_used_objects_are_spared_and_no_more(self):
+        """The hand that passes an object takes its mark of use."""
+        oid = 0
+        while not self.cache.stats()['evictions']:
+            oid += 1
+            self.cache.put(oid, 3, b'', 3)
+        while self.cache._clock:        # the hand is to begin anew
+            oid += 1
+            self.cache.put(oid, 3, b'', 3)
+        used = [n for n in range(oid + 1) if self.cache.find(n, 3)]
+        self.assertGreater(len(used), 2 * PATIENCE)
+        self.cache.put(oid + 1, 3, b'', 3)
+        self.assertEqual(sum(map(self.cache.was_used, used)), len(used) - PATIENCE - 1)

@@ -324,6 +324,16 @@ class SavedPolls(unittest.TestCase):
         for oid in self.oids:
             self.assertEqual(self.view.load(oid)[1], self.serials[oid])
 
+    def test_no_snapshot_beside_a_commit(self):
+        """An instance holds one session at most, and its commit will need that."""
+        self.next_transaction()
+        self.next_transaction()
+        txn = TransactionMetaData()
+        self.view.tpc_begin(txn)
+        self.view.load(self.oids[1])
+        self.assertEqual(self.ours._pool.lent, 0)
+        self.view.tpc_abort(txn)
+
     def test_an_object_that_never_was(self):
         self.next_transaction()
         self.next_transaction()
@@ -377,6 +387,22 @@ class Unanswered(unittest.TestCase):
         self.assertEqual(dict(other), {'changed': True})
         manager.abort()
         connection.close()
+
+    def test_the_view_before_is_no_more(self):
+        """Not even for what is cached."""
+        with self.db.transaction() as connection:
+            oid = connection.root()._p_oid
+        view = self.db.storage.new_instance()
+        self.addCleanup(view.release)
+        view.poll_invalidations()
+        view.load(oid)
+        view.afterCompletion()
+        self.proxy.stop()
+        view.sync(False)
+        self.assertEqual(view.poll_invalidations(), [])
+        with self.assertRaises(Unavailable):
+            view.load(oid)
+        self.proxy.start()
 
     def test_no_connection_is_lost(self):
         self.proxy.stop()

@@ -86,6 +86,54 @@ class Suite(TestCase):
         return raised.exception
 
 
+class LateAnswers(Suite):
+    """Another thread of the process learns that the database was emptied, while this one waits."""
+
+    def setUp(self):
+        super().setUp()
+        (self.first, self.second), _ = self.objects(2)
+        self.database = self.storage._database
+        self.view.poll_invalidations()
+        self.addCleanup(self.view.afterCompletion)
+
+    def empty(self):
+        self.other.zap_all()
+        self.storage._pool.attempt(self.database.poll)
+
+    def test_a_poll(self):
+        """What it says of the time before is not taken for another change of epoch."""
+        self.view.afterCompletion()
+        poll = self.database.adapter.poll
+
+        def late(*arguments):
+            with patch.object(self.database.adapter, 'poll', poll):
+                answer = poll(*arguments)
+                self.empty()
+            return answer
+
+        with patch.object(self.database.adapter, 'poll', late), self.storage._pool.session() as session:
+            _, generation = self.database.poll(session)
+        self.assertNotEqual(generation, self.database.cache.generation)
+        with self.other._pool.session() as session:
+            self.assertEqual(self.database.epoch, session.epoch)
+
+    def test_states(self):
+        """They are of a database that is no more."""
+        fetch = self.view._fetch
+
+        def late(oids, *arguments):
+            rows = fetch([u64(self.first), u64(self.second)], *arguments)
+            self.database.cache.restart(self.database.cache.head)
+            return rows
+
+        for read in (self.view.load, lambda oid: self.view.prefetch([oid])):
+            with patch.object(self.view, '_fetch', late):
+                read(self.first)
+            self.assertEqual(self.storage.cache_stats()['objects'], 0)
+            self.view.afterCompletion()
+            self.view.poll_invalidations()
+
+
 class CopyOfPacked(Suite):
     """What was packed away cannot be put back, neither in the source nor in a copy of it."""
 
@@ -331,6 +379,27 @@ class AfterCommit(Suite):
         self.assertEqual([value_of(self.view.load(oid)[0]) for oid in (mine, early, unread)], [2, 1, 2])
         self.view.afterCompletion()
 
+    def test_its_own_changes_are_not_reported(self):
+        """ZODB would load again what it has just written."""
+        (mine, theirs), tid = self.objects(2)
+        self.view.poll_invalidations()
+        own = commit(self.view, (mine, tid, state(1)))
+        self.assertEqual(self.view.poll_invalidations(), [])
+        self.view.afterCompletion()
+        commit(self.view, (mine, own, state(2)))
+        commit(self.other, (theirs, tid, state(2)))
+        self.assertEqual(self.view.poll_invalidations(), [theirs])
+        self.view.afterCompletion()
+
+    def test_what_is_cached_is_not_loaded(self):
+        (mine, cached), tid = self.objects(2)
+        self.view.poll_invalidations()
+        self.view.load(cached)
+        commit(self.view, (mine, tid, state(1)))
+        with patch.object(self.view, '_load_at', side_effect=AssertionError):
+            self.assertEqual(value_of(self.view.load(cached)[0]), 0)
+        self.view.afterCompletion()
+
     def test_the_spool_is_not_needed_any_more(self):
         self.enter(patch.object(spool, 'IN_MEMORY', 10))
         oid = self.view.new_oid()
@@ -513,6 +582,7 @@ def records(storage) -> list[tuple]:
             return found
 
 
+cases(globals(), LateAnswers, backends=SQLITE[:1] + POSTGRESQL[:1])
 cases(globals(), Emptied, Interrupted, Refused, AfterCommit, backends=SQLITE + POSTGRESQL + MYSQL)
 cases(globals(), CopyOfPacked, FailedUndo, Forked, backends=HISTORY_PRESERVING)
 cases(globals(), InterruptedSnapshot, SmallPool, backends=HISTORY_FREE)
@@ -520,4 +590,4 @@ cases(globals(), Ticket, Locks, Staged, Sequence, backends=POSTGRESQL)
 cases(globals(), Oids, backends=POSTGRESQL + MYSQL)
 cases(globals(), FullDisk, backends=SQLITE)
 del CopyOfPacked, Emptied, FullDisk, Interrupted, InterruptedSnapshot, Ticket, Locks, FailedUndo, Refused, Staged
-del AfterCommit, SmallPool, Oids, Sequence, Forked
+del AfterCommit, LateAnswers, SmallPool, Oids, Sequence, Forked
