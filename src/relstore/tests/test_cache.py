@@ -652,3 +652,14 @@ class TestRules(unittest.TestCase):
         self.assertGreater(len(used), 2 * PATIENCE)
         self.cache.put(oid + 1, 3, b'', 3)
         self.assertEqual(sum(map(self.cache.was_used, used)), len(used) - PATIENCE - 1)
+
+    def test_what_the_log_can_tell_of_a_view(self):
+        self.cache.restart(2)
+        self.cache.advance(2, 9, [(1, 5), (2, 8)])
+        for oid, at, since, expected in (
+            (1, 9, 4, 5), (1, 9, 5, 0), (3, 9, 2, 0), (1, 5, 4, 5),
+            (2, 7, 4, None),            # it changed again
+            (3, 9, 1, None), (3, 10, 4, None), (3, 4, 5, None),     # before the log, after it, and nonsense
+        ):
+            self.assertEqual(self.cache.newest_change(oid, at, since, 1), expected, (oid, at, since))
+        self.assertIsNone(self.cache.newest_change(1, 9, 4, 0), 'of an earlier generation')

@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 from unittest import TestCase
 from unittest.mock import patch
@@ -27,6 +28,7 @@ from relstore import spool
 from relstore.adapters.drivers import DRIVERS
 from relstore.cli import main, statements
 from relstore.errors import LockTimeout, Unavailable
+from relstore.oids import OidAllocator
 from relstore.session import Session
 from relstore.tests import test_adoption as adoption
 from relstore.tests import test_protocol as protocol
@@ -517,6 +519,33 @@ class Oids(Suite):
             for each in work:
                 each.result(60)
         self.assertEqual(len(given), len(set(given)))
+
+
+class TestOidAllocator(TestCase):
+
+    def setUp(self):
+        self.asked = []
+        self.blocks = count(10, 2)        # another process has every other one
+
+        def take(wanted):
+            self.asked.append(wanted)
+            return [next(self.blocks) for _ in range(wanted)][::-1]
+
+        self.allocator = OidAllocator(take, 1)
+
+    def test_which_were_issued_here(self):
+        """For the others a new object is locked."""
+        given = {self.allocator.new() for _ in range(16 * 3)}
+        self.assertEqual({oid for oid in range(1, max(given) + 40) if self.allocator.issued(oid)}, given)
+        self.assertEqual(self.allocator.highest, max(given))
+        self.allocator.forget()
+        self.assertFalse(any(map(self.allocator.issued, given)))
+        self.assertEqual(self.allocator.highest, 0)
+
+    def test_who_needs_many_asks_seldom(self):
+        for _ in range(16 * 4000):
+            self.allocator.new()
+        self.assertEqual(self.asked, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1024, 1024])
 
 
 class Sequence(Suite):
