@@ -10,6 +10,7 @@ import transaction
 import ZODB
 from persistent.mapping import PersistentMapping
 from ZODB.POSException import POSError, ReadConflictError
+from ZODB.utils import u64
 
 import relstore
 from relstore import memcache
@@ -232,6 +233,17 @@ class Sharing(Suite):
             late.load_many()
         self.assertLessEqual(put.call_count, 2 + MANY // 100)
         self.assertGreaterEqual(sum(len(call.args[0]) for call in put.call_args_list), MANY)
+
+    def test_a_transaction_that_commits_shares_what_it_has_loaded(self):
+        self.site().create()
+        self.server.restart()
+        late = self.site()
+        with patch.object(late.storage._database.tier, 'put', wraps=late.storage._database.tier.put) as put:
+            late.add(1)
+        with late.manager:
+            root = late.connection.root()
+            loaded = {u64(each._p_oid) for each in (root['x'], root['y'])}
+        self.assertLessEqual(loaded, {oid for call in put.call_args_list for oid, *_ in call.args[0]})
 
     def test_who_sees_a_new_epoch_tells_the_others(self):
         """One that has no memcached has emptied the database."""
