@@ -26,7 +26,9 @@ EXTRAS['test'] = [
     'zope.testrunner >= 6',
     *EXTRAS['psycopg'],
     *EXTRAS['pymysql'],  # mysqlclient likewise is there or not
-    *EXTRAS['memcached'],  # pylibmc likewise is there or not
+    *EXTRAS['memcached'],
+    # Its makers publish wheels for these alone; elsewhere it is there or not.
+    'pylibmc >= 1.6 ; python_version < "3.12" and sys_platform == "linux" and platform_machine == "x86_64"',
     *EXTRAS['demo'],
 ]
 
