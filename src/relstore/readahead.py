@@ -166,7 +166,8 @@ class ReadAhead:
 
     def _in_hit(self, oid: int, hit: bytes | None) -> _Referrer | None:
         """Return the referrer that the hit state is, if it refers to the object."""
-        if hit is None or len(hit) > LARGEST_HIT:
+        # Q pushes a reference. Where a storage wrapper has changed the record, it is a guess less.
+        if hit is None or b'Q' not in hit or len(hit) > LARGEST_HIT:
             return None
         packed, state = _pack(oid), self._untransform(hit)
         if packed not in state:
