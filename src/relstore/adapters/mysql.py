@@ -36,6 +36,7 @@ ORPHAN_PATIENCE = 5             # seconds a connection whose client is gone may 
 # MariaDB makes a subquery of a list of a thousand, and MySQL scans the table for one too long: rows would be locked in
 # any order, or all of them.
 LIST = 500
+OPENING_TOGETHER = 100          # processes: each time they deadlock, one of them gets through
 STATEMENTS = 40                 # of one message, where there are many: together they stay below the smallest packet
 TEXT = 65_535                   # bytes of user, description, extension: the columns are BLOBs
 OVERHEAD = 20_000               # bytes of a message of finish besides its rows, roughly
@@ -398,8 +399,12 @@ class MySQL(Adapter):
     def _advance_oids(self, session: Session) -> None:
         """A counter behind its objects (restored separately, say) would hand out oids that are taken."""
         [[used]] = session.all(self.sql.max_oid)
-        if used:
-            self.reserve_oids(session, used)
+        for attempt in range(OPENING_TOGETHER if used else 0):
+            try:
+                return self.reserve_oids(session, used)
+            except Deadlock:        # the processes of a site that start together insert and delete one row
+                if attempt == OPENING_TOGETHER - 1:
+                    raise
 
     # Administration -----------------------------------------------------------------------------------------------
 

@@ -603,6 +603,24 @@ class Refused(Suite):
                 self.assertNotIsInstance(error, TransientError)
 
 
+class Opening(Suite):
+
+    def test_many_processes_at_once(self):
+        """Each sees to it that the count of oids is ahead of what is used, and that is one row."""
+        with closing(self.open_storage()) as storage:
+            commit(storage, *((storage.new_oid(), z64, state(n)) for n in range(200)))
+        together = threading.Barrier(8)
+
+        def open_and_close():
+            for _ in range(10):
+                together.wait(60)
+                self.open_storage().close()
+
+        with ThreadPoolExecutor(8) as threads:
+            for future in [threads.submit(open_and_close) for _ in range(8)]:
+                future.result(120)
+
+
 class Oids(Suite):
 
     def test_any_number_of_them_is_one_round_trip(self):
@@ -656,6 +674,7 @@ class Counters(Suite):
         self.assertEqual([self.value(oid) for oid in oids], [done] * 3)
 
 
-cases(globals(), NobodyWaits, Creators, OldVotes, Oids, Counters, Reconnecting, backends=ONE_DRIVER)
+cases(globals(), NobodyWaits, Creators, OldVotes, Opening, Oids, Counters, Reconnecting, backends=ONE_DRIVER)
 cases(globals(), RelStorageBeside, Ended, Refused, Asking, backends=BOTH_DRIVERS)
-del Suite, NobodyWaits, Creators, OldVotes, Asking, Reconnecting, RelStorageBeside, Ended, Refused, Oids, Counters
+del Suite, NobodyWaits, Creators, OldVotes, Opening, Asking, Reconnecting, RelStorageBeside, Ended, Refused, Oids
+del Counters
