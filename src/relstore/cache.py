@@ -104,10 +104,6 @@ class Cache:
         self._hits += 1
         return revision
 
-    def _find_older(self, oid: int, at: int) -> Revision | None:
-        revision = self._older.get(oid)
-        return revision if revision is not None and revision.tid <= at <= revision.valid_to else None
-
     def revision(self, oid: int, tid: int) -> bytes | None:
         """Return the state that the transaction `tid` gave the object, or None if it is not cached."""
         for revision in (self._entries.get(oid), self._older.get(oid)):
@@ -117,9 +113,10 @@ class Cache:
 
     def holds(self, oid: int, at: int) -> bool:
         """Whether find() would find it. This is no use of it, and not counted."""
-        revision = self._entries.get(oid)
-        return revision is not None and (
-            revision.tid <= at <= revision.valid_to or self._find_older(oid, at) is not None)
+        for revision in (self._entries.get(oid), self._older.get(oid)):
+            if revision is not None and revision.tid <= at <= revision.valid_to:
+                return True
+        return False
 
     def was_used(self, oid: int) -> bool:
         """Whether it was hit lately. False for what is not cached."""
