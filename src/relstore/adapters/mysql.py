@@ -11,7 +11,8 @@ import re
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 
 from relstore.adapters.base import Adapter, Ballot, Metadata, Verdict
@@ -26,7 +27,7 @@ from relstore.errors import (
     StorageError,
     Unavailable,
 )
-from relstore.session import Row, Session
+from relstore.session import Result, Row, Session
 
 OLDEST_MYSQL, OLDEST_MARIADB = (8, 0), (10, 6)      # SKIP LOCKED; and JSON_TABLE came with them
 SMALLEST_PACKET = 1 << 20
@@ -36,7 +37,7 @@ ORPHAN_PATIENCE = 5             # seconds a connection whose client is gone may 
 # MariaDB makes a subquery of a list of a thousand, and MySQL scans the table for one too long: rows would be locked in
 # any order, or all of them.
 LIST = 500
-OPENING_TOGETHER = 100          # processes: each time they deadlock, one of them gets through
+COUNTING_TOGETHER = 100         # processes: each time they deadlock, one of them gets through
 STATEMENTS = 40                 # of one message, where there are many: together they stay below the smallest packet
 TEXT = 65_535                   # bytes of user, description, extension: the columns are BLOBs
 OVERHEAD = 20_000               # bytes of a message of finish besides its rows, roughly
@@ -385,7 +386,7 @@ class MySQL(Adapter):
             log.info('The connection %d was not ended: %s', connection, e)     # it has just ended by itself
 
     def new_oids(self, session: Session, count: int) -> list[int]:
-        results = session.results(_rows(self.sql.new_oids, count), (count,))
+        results = _undisturbed(lambda: session.results(_rows(self.sql.new_oids, count), (count,)))
         [[first, step]] = results[3]
         return list(range(first, first + step * count, step))
 
@@ -394,17 +395,13 @@ class MySQL(Adapter):
         if session.in_transaction:
             session.results(self.sql.reserve_oids_at_once, (block,))
         else:
-            session.results(self.sql.reserve_oids, (block, block))
+            _undisturbed(lambda: session.results(self.sql.reserve_oids, (block, block)))
 
     def _advance_oids(self, session: Session) -> None:
         """A counter behind its objects (restored separately, say) would hand out oids that are taken."""
         [[used]] = session.all(self.sql.max_oid)
-        for attempt in range(OPENING_TOGETHER if used else 0):
-            try:
-                return self.reserve_oids(session, used)
-            except Deadlock:        # the processes of a site that start together insert and delete one row
-                if attempt == OPENING_TOGETHER - 1:
-                    raise
+        if used:
+            self.reserve_oids(session, used)
 
     # Administration -----------------------------------------------------------------------------------------------
 
@@ -436,6 +433,18 @@ class MySQL(Adapter):
             results += session.results(';\n'.join(sql for sql, _ in some), [
                 parameter for _, parameters in some for parameter in parameters])
         return results
+
+
+def _undisturbed(act: Callable[[], Result]) -> Result:
+    """Return act(), which inserts and deletes rows of new_oid, and is all of a transaction.
+
+    Several who do that at once can deadlock (a unique key that is being removed is waited for), and all but one are
+    ended. That is no conflict of what they store, so nobody else is to learn of it.
+    """
+    for _ in range(COUNTING_TOGETHER):
+        with suppress(Deadlock):
+            return act()
+    return act()
 
 
 def _lists(values: Iterable, size: int = LIST) -> Iterator[tuple]:

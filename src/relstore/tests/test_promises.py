@@ -520,6 +520,20 @@ class Oids(Suite):
                 each.result(60)
         self.assertEqual(len(given), len(set(given)))
 
+    def test_the_same_way_together(self):
+        """Processes that are restored into, or start, at once: nobody is told of a conflict."""
+        adapter, pool = self.storage._adapter, self.opened(pool_size=8)._pool
+        start = threading.Barrier(8)
+
+        def reserve():
+            for n in range(40):
+                start.wait(30)
+                pool.attempt(lambda session: adapter.reserve_oids(session, 16 * 50 * n))
+
+        with ThreadPoolExecutor(8) as threads:
+            for each in [threads.submit(reserve) for _ in range(8)]:
+                each.result(60)
+
 
 class TestOidAllocator(TestCase):
 
