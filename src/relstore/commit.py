@@ -204,7 +204,7 @@ class Transaction:
         """
         with self._database.announced():
             try:
-                tid = self._adapter.finish(self._session, self._ticket, self._tid, self._record, self._batches)
+                tid, _ = self._adapter.finish(self._session, self._ticket, self._tid, self._record, self._batches)
             except Exception as e:
                 tid = self._outcome(e)
             except BaseException:

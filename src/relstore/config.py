@@ -75,7 +75,8 @@ class PostgreSQLSection(BaseConfig):
         from relstore.adapters.postgresql import PostgreSQL
         driver = _available(self.config.driver, POSTGRESQL_DRIVERS)
         return PostgreSQL(self.config.dsn, driver=driver, schema=self.config.schema,
-                          prepared_statements=self.config.prepared_statements)
+                          prepared_statements=self.config.prepared_statements,
+                          group_commit=self.config.group_commit)
 
 
 class MySQLSection(BaseConfig):

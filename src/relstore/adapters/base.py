@@ -28,17 +28,22 @@ class Ballot:
     restored: Sequence[int] = ()            # oids that are written whatever is there
     reads: Sequence[tuple[int, int]] = ()   # (oid, tid that must still be current at the commit)
     restored_tid: int | None = None         # given when a transaction is copied with its tid
+    alone: bool = False                     # keep all other commits out, instead of locking each object
 
 
 @dataclass
 class Verdict:
-    """What vote answers. Anything in the first four refuses the commit."""
+    """What vote answers. Anything in the first four refuses the commit.
+
+    waits: (oid, seconds), for each lock that was not free; -1 is the commit lock, -3 the one that keeps all others out.
+    """
     epoch_changed: bool = False
     outdated: list[tuple[int, int]] = field(default_factory=list)   # reads: (oid, tid that is current)
     locked: int | None = None                                       # a read object that somebody is writing
     last_tid: int | None = None                                     # restored_tid is not after this one
     conflicts: list[tuple[int, int, bytes | None]] = field(default_factory=list)    # (oid, current tid, its state)
     ticket: list = field(default_factory=list)                      # what `outcome` will need to know
+    waits: list[tuple[int, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -220,7 +225,7 @@ class Adapter:
     def vote(self, session: Session, ballot: Ballot) -> Verdict:
         """Begin a transaction, lock what it changes, and compare with what is committed.
 
-        After a refusal the caller rolls back.
+        After a refusal the caller rolls back. LockTimeout says who had a lock for too long.
         """
         raise NotImplementedError
 
@@ -231,8 +236,12 @@ class Adapter:
         """
         raise NotImplementedError
 
-    def finish(self, session: Session, ticket: list, tid: int | None, metadata: Metadata, batches: Iterable) -> int:
-        """Choose the tid (or take the one given), write what is left, COMMIT, and return the tid."""
+    def finish(self, session: Session, ticket: list, tid: int | None, metadata: Metadata,
+               batches: Iterable) -> tuple[int, float]:
+        """Choose the tid (or take the one given), write what is left, COMMIT.
+
+        Return the tid, and the seconds that the commit lock had to be waited for.
+        """
         raise NotImplementedError
 
     def outcome(self, session: Session, ticket: list, oids: Sequence[int]) -> int | None:

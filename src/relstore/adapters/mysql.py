@@ -330,7 +330,8 @@ class MySQL(Adapter):
         if piece:
             yield piece
 
-    def finish(self, session: Session, ticket: list, tid: int | None, metadata: Metadata, batches: Iterable) -> int:
+    def finish(self, session: Session, ticket: list, tid: int | None, metadata: Metadata,
+               batches: Iterable) -> tuple[int, float]:
         batch = next(iter(batches), None)
         vote, key, _, _, current = ticket
         statements: list[Statement] = [(self.sql.begin_finish, (
@@ -353,7 +354,7 @@ class MySQL(Adapter):
         *_, [[tid]], _ = self._send(session, statements)
         if tid is None:
             raise Unavailable('the transaction that has voted is gone')
-        return tid
+        return tid, 0.0
 
     def outcome(self, session: Session, ticket: list, oids: Sequence[int]) -> int | None:
         """A lost connection proves nothing: the server may be waiting for the commit lock still, and commit later.

@@ -13,7 +13,7 @@ from itertools import chain
 from relstore.adapters.base import Adapter, Ballot, Metadata, Verdict
 from relstore.adapters.drivers import find_driver
 from relstore.adapters.statements import Statements, Tables, read
-from relstore.errors import ConfigurationError, DatabaseError, Disconnected, Unavailable
+from relstore.errors import ConfigurationError, DatabaseError, Disconnected, LockTimeout, Unavailable
 from relstore.session import Session
 
 OLDEST = 130000                 # xid8 and pg_current_xact_id() came with 13
@@ -28,19 +28,22 @@ class PostgreSQL(Adapter):
 
     driver: psycopg2 or psycopg.
     prepared_statements: 'true', 'false', or 'auto', which is: not where a pooler may stand between.
+    group_commit: let one write of the server's log to the disk serve several commits. Others may then see a commit some
+    milliseconds before it is acknowledged, and durable.
     """
     name = 'postgresql'
     # A parameter is sent as text, twice as long, and the server takes 10^9 bytes.
     largest_state = 250_000_000
 
     def __init__(self, dsn: str, driver: str = 'psycopg2', schema: str | None = None,
-                 prepared_statements: str = 'auto'):
+                 prepared_statements: str = 'auto', group_commit: bool = True):
         self._dsn, self._asked_schema = dsn, schema
         self._driver = find_driver(driver, 'psycopg2', 'psycopg')
         if prepared_statements not in PREPARED_STATEMENTS:
             raise ConfigurationError(f'prepared-statements is {prepared_statements!r}: allowed is '
                                      f'{", ".join(PREPARED_STATEMENTS)}.')
         self._prepared_statements = prepared_statements
+        self._group_commit = group_commit
         self._database = ''             # its name, once it is known
 
     def __str__(self) -> str:
@@ -68,6 +71,8 @@ class PostgreSQL(Adapter):
             oids='(SELECT unnest(?::bigint[]) AS zoid)',
             current='{current_object}' if keeps else '{object_state}',
             last='{transaction}' if keeps else '{object_state}',
+            group='TRUE' if self._group_commit else 'FALSE',
+            durable=", pg_logical_emit_message(true, 'relstore', '')::text" if self._group_commit else '',
             insert_transaction=(
                 'INSERT INTO {transaction} (tid, packed, username, description, extension)\n'
                 '        VALUES (v_tid, p_packed, p_user, p_description, p_extension);' if keeps else ''))
@@ -201,7 +206,7 @@ class PostgreSQL(Adapter):
 
     def vote(self, session: Session, ballot: Ballot) -> Verdict:
         rows = session.script(self.sql.vote, (
-            ballot.epoch, _milliseconds(ballot.timeout), ballot.restored_tid, self.oid_list(ballot.locks),
+            ballot.epoch, _milliseconds(ballot.timeout), ballot.restored_tid, ballot.alone, self.oid_list(ballot.locks),
             self.oid_list(oid for oid, _ in ballot.bases), self.oid_list(tid for _, tid in ballot.bases),
             self.oid_list(oid for oid, _ in ballot.reads), self.oid_list(tid for _, tid in ballot.reads)))
         verdict = Verdict()
@@ -212,6 +217,10 @@ class PostgreSQL(Adapter):
                 verdict.outdated.append((oid, tid))
             elif kind == 'locked':
                 verdict.locked = oid
+            elif kind == 'busy':
+                raise LockTimeout(_busy(oid, tid, bytes(state or b'').decode(), ballot.timeout))
+            elif kind == 'waited':
+                verdict.waits.append((oid, tid / 1e6))
             elif kind == 'late':
                 verdict.last_tid = tid
             elif kind == 'conflict':
@@ -233,13 +242,15 @@ class PostgreSQL(Adapter):
             session.all(self.sql.stage, _arrays(batch))
         return []
 
-    def finish(self, session: Session, ticket: list, tid: int | None, metadata: Metadata, batches: Iterable) -> int:
+    def finish(self, session: Session, ticket: list, tid: int | None, metadata: Metadata,
+               batches: Iterable) -> tuple[int, float]:
         batch = next(iter(batches), None)
         _, transaction, *_ = ticket
-        [[tid]] = session.script(self.sql.finish, (
+        [[answer, *_]] = session.script(self.sql.finish, (
             transaction, _milliseconds(FINISH_TIMEOUT), tid, metadata.packed, metadata.user, metadata.description,
             metadata.extension, batch is None, *_arrays(batch or [])))
-        return int(tid)
+        tid, waited = answer.split()
+        return int(tid), int(waited) / 1e6
 
     def outcome(self, session: Session, ticket: list, oids: Sequence[int]) -> int | None:
         """A lost connection proves nothing: the backend may be waiting for the commit lock still, and commit later.
@@ -311,6 +322,14 @@ class PostgreSQL(Adapter):
             session.run('COMMIT')
         finally:
             session.rollback()
+
+
+def _busy(lock: int, holder: int, who: str, seconds: float) -> str:
+    """Return the message of a vote that could not have a lock."""
+    what = {-1: 'The commit lock', -3: 'The lock that a large transaction or a pack takes alone'}.get(
+        lock, f'The object {lock:#x}')
+    by = f'by the server process {holder} ({who})' if holder else 'by one that has just ended'
+    return f'{what} was held for {seconds:g} s (commit-lock-timeout) {by}.'
 
 
 def _milliseconds(seconds: float) -> str:

@@ -228,14 +228,15 @@ class SQLite(Adapter):
         ticket.append(tid)
         return []
 
-    def finish(self, session: Session, ticket: list, tid: int | None, metadata: Metadata, batches: Iterable) -> int:
+    def finish(self, session: Session, ticket: list, tid: int | None, metadata: Metadata,
+               batches: Iterable) -> tuple[int, float]:
         try:
             session.run(self.sql.commit)
         except Exception:
             if not session.broken and session.in_transaction:
                 ticket[2] = None        # certainly not; and after the rollback another process may use the tid
             raise
-        return ticket[2]
+        return ticket[2], 0.0       # the lock is held since vote
 
     def outcome(self, session: Session, ticket: list, oids: Sequence[int]) -> int | None:
         """The process that commits is the database: what is not there now never will be."""

@@ -175,8 +175,15 @@ class PostgreSQLTests(unittest.TestCase):
 
     def test_defaults(self):
         config = parse_adapter('<postgresql>', '</postgresql>').config
-        self.assertEqual((config.dsn, config.driver, config.schema, config.prepared_statements),
-                         ('', 'psycopg2', None, 'auto'))
+        self.assertEqual((config.dsn, config.driver, config.schema, config.prepared_statements, config.group_commit),
+                         ('', 'psycopg2', None, 'auto', True))
+
+    def test_group_commit(self):
+        for text, durable in ('true', True), ('false', False):
+            with self.subTest(text):
+                adapter = parse_adapter('<postgresql>', f'group-commit {text}', '</postgresql>').open()
+                adapter.configure(True, False)
+                self.assertEqual('pg_logical_emit_message' in adapter.sql.finish, durable)
 
     def test_prepared_statements(self):
         for text, expected in ('auto', 'auto'), ('Auto', 'auto'), ('true', 'true'), ('on', 'true'), ('no', 'false'):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from unittest import TestCase
 from unittest.mock import patch
 
@@ -139,11 +140,15 @@ class Locks(ServerSuite):
         [oid] = self.objects()
         impatient = self.opened(commit_lock_timeout=0.05)
         first, _ = self.voted(self.other, (oid, self.other.getTid(oid), state(1)))
-        with self.assertRaises(relstore.errors.LockTimeout):
+        with self.assertRaises(relstore.errors.LockTimeout) as raised:
             self.voted(impatient, (oid, self.other.getTid(oid), state(2)))
+        self.told_to_wait(str(raised.exception), oid)
         self.other.tpc_abort(first)
         txn, _ = self.voted(impatient, (oid, self.other.getTid(oid), state(2)))
         impatient.tpc_finish(txn)
+
+    def told_to_wait(self, message, oid):
+        """Check the message of a LockTimeout."""
 
     def test_a_dependency_on_what_is_being_changed_does_not_wait(self):
         """If it waited, this single thread would get a LockTimeout."""
@@ -177,8 +182,60 @@ class Locks(ServerSuite):
         self.assertGreater(self.view.tpc_finish(txn), earlier)
 
 
-class AdvisoryLocks(ServerSuite):
+class AdvisoryLocks(Locks):
     """Those of PostgreSQL."""
+
+    def told_to_wait(self, message, oid):
+        holder = self.other._txn._session.backend_pid
+        self.assertRegex(message, f'^The object {u64(oid):#x} was held for 0.05 s .* by the server process {holder} '
+                                  r'\(.*in a transaction since \d\d:\d\d:\d\d UTC\)\.$')
+
+    def test_waiting_is_measured(self):
+        """In seconds, and nothing where nobody was in the way."""
+        [oid, free] = self.objects(2)
+        base = self.other.getTid(oid)
+        seen = []
+        vote = self.view._adapter.vote
+
+        def noted(session, ballot):
+            seen.append(vote(session, ballot))
+            return seen[-1]
+
+        with patch.object(self.view._adapter, 'vote', noted):
+            first, _ = self.voted(self.other, (oid, base, state(1)))
+            second = self.started(self.voted, self.view, (oid, base, state(2)), (free, base, state(2)))
+            self.watch.until_somebody_waits()
+            since = time.monotonic()
+            self.watch.rows('SELECT pg_sleep(0.05)')
+            self.other.tpc_abort(first)
+            txn, _ = second.result(30)
+        [[where, seconds]] = seen[-1].waits
+        self.assertEqual(where, u64(oid))
+        self.assertLess(0.05, seconds)
+        self.assertLess(seconds, time.monotonic() - since + 5)
+        self.view.tpc_abort(txn)
+
+    def test_one_keeps_all_others_out(self):
+        """Also those of the version before, who lock -3 shared as well."""
+        [mine, theirs] = self.objects(2)
+        base = self.other.getTid(mine)
+        alone = self.opened()
+        vote = alone._adapter.vote
+        with patch.object(alone._adapter, 'vote', lambda session, ballot: vote(session, replace(ballot, alone=True))):
+            earlier, _ = self.voted(self.other, (theirs, base, state(1)))
+            large = self.started(self.voted, alone, (mine, base, state(1)))
+            self.watch.until_somebody_waits()
+            self.other.tpc_finish(earlier)
+            txn, _ = large.result(30)
+        impatient = self.opened(commit_lock_timeout=0.05)
+        for what in (mine, theirs):
+            with self.assertRaises(relstore.errors.LockTimeout) as raised:
+                self.voted(impatient, (what, self.other.getTid(what), state(2)))
+            self.assertIn('a large transaction', str(raised.exception))
+            self.assertIn(f'process {alone._txn._session.backend_pid} ', str(raised.exception))
+        alone.tpc_finish(txn)
+        txn, _ = self.voted(impatient, (mine, self.other.getTid(mine), state(2)))
+        impatient.tpc_finish(txn)
 
     def test_in_one_snapshot_it_would_read_what_was_before(self):
         """Why vote says READ COMMITTED."""
@@ -780,6 +837,76 @@ class RowsOfUndo(RowsSuite):
         self._data_tid_is(self.storage, oid, tid, None)
 
 
+class GroupCommitLayer:
+    """A server that waits for a standby which never comes, when told to."""
+
+    server: PostgreSQLServer | None = None
+
+    @classmethod
+    def setUp(cls):
+        if postgresql_programs():
+            cls.server = PostgreSQLServer({'max_wal_senders': 1}, durable=True)
+            cls.server.start()
+
+    @classmethod
+    def tearDown(cls):
+        if cls.server is not None:
+            cls.server.stop()
+            cls.server = None
+
+
+class GroupCommit(TestCase):
+    """A disk that takes as long as the test wants: a commit that waits for a standby is as one that waits for it."""
+
+    layer = GroupCommitLayer
+
+    def setUp(self):
+        require_postgresql(self)
+
+    def _hold(self, watch, standby):
+        watch.rows(f"ALTER SYSTEM SET synchronous_standby_names = '{standby}'")
+        watch.rows('SELECT pg_reload_conf()')
+        watch.until("current_setting('synchronous_standby_names') = %s", standby)
+
+    def _together(self, driver, keep_history, **options):
+        """Two commits wait for the disk; return (how many of them a reader sees, how many wait for a lock)."""
+        dsn = self.layer.server.create_database(f'group_{driver}_{keep_history}_{len(options)}')
+        with ExitStack() as stack:
+            storages = [stack.enter_context(closing(relstore.RelStore(
+                relstore.PostgreSQL(dsn, driver=driver, **options), keep_history=keep_history,
+                commit_lock_timeout=20))) for _ in range(3)]
+            *writers, reader = storages
+            watch = stack.enter_context(closing(Watch(dsn)))
+            threads = stack.enter_context(ThreadPoolExecutor(2))
+            oids = [writer.new_oid() for writer in writers]
+            self._hold(watch, 'nobody')
+            try:
+                commits = [threads.submit(commit, writer, (oid, z64, state(1)))
+                           for writer, oid in zip(writers, oids, strict=True)]
+                watch.until("(SELECT count(*) FROM pg_stat_activity WHERE wait_event IN ('SyncRep', 'advisory') "
+                            'AND datname = current_database()) = 2')
+                seen = sum(exists(reader, oid) for oid in oids)
+                waiting = watch.one("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory' "
+                                    'AND datname = current_database()')
+                self.assertEqual([commit.done() for commit in commits], [False, False])
+            finally:
+                self._hold(watch, '')
+            tids = [each.result(30) for each in commits]
+            self.assertEqual(sorted(tids), sorted(reader.getTid(oid) for oid in oids))
+        return seen, waiting
+
+    def test_the_disk_is_waited_for_together(self):
+        """Without the commit lock; and nobody is told of the commit before."""
+        for driver in ('psycopg2', 'psycopg'):
+            for keep_history in (True, False):
+                with self.subTest(driver=driver, keep_history=keep_history):
+                    self.assertEqual(self._together(driver, keep_history), (2, 0))
+
+    def test_off(self):
+        """One holds the lock until its commit is on disk, and only then is it seen."""
+        self.assertEqual(self._together('psycopg2', True, group_commit=False), (0, 1))
+
+
 class DurableLayer:
     """A server of our own that keeps what it has acknowledged."""
 
@@ -939,7 +1066,8 @@ class Crash(TestCase):
         self._on_each(work, drivers=('psycopg2',))
 
 
-cases(globals(), Locks, Outcome, Views, RoundTrips, Tids, backends=POSTGRESQL + MYSQL)
+cases(globals(), Locks, backends=MYSQL)
+cases(globals(), Outcome, Views, RoundTrips, Tids, backends=POSTGRESQL + MYSQL)
 cases(globals(), RoundTrips, backends=PYMYSQL_ON_MYSQL + PGBOUNCER[:2])
 cases(globals(), AdvisoryLocks, backends=POSTGRESQL)
 cases(globals(), Zap, Pieces, Deletions, Rows)

@@ -99,7 +99,7 @@ PARAMETERS = {
     'new_epoch': lambda s: ('x',),
     'add_meta': lambda s: ('x', 'y'),
     # PostgreSQL
-    'vote': lambda s: (s.epoch, '1000', None, s.oids, s.oids, s.tids, f'{{{s.oid}}}', f'{{{s.tid}}}'),
+    'vote': lambda s: (s.epoch, '1000', None, False, s.oids, s.oids, s.tids, f'{{{s.oid}}}', f'{{{s.tid}}}'),
     'stage': lambda s: s.arrays,
     'finish': lambda s: (VOTED, '1000', None, False, b'', b'', None, False, *s.arrays),
     'transaction_status': lambda s: ('3',),

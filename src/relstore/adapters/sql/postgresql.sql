@@ -78,19 +78,21 @@ SELECT epoch, last, oids, tids FROM {relstore_poll_1}(?, ?)
 -- name: vote
 BEGIN ISOLATION LEVEL READ COMMITTED;
 SELECT kind, zoid, tid, state
-FROM {relstore_vote_1}(?, ?, ?, ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[])
+FROM {relstore_vote_2}(?, ?, ?, ?, ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[])
 
 -- name: stage
 SELECT {relstore_stage_1}(?::bigint[], ?::integer[], ?::integer[], ?::text[], ?::bigint[], ?::integer[], ?::integer[],
     ?::bytea, ?::bytea)
 
--- psycopg2 returns the last result of a message only, so the tid is carried over the COMMIT.
+-- psycopg2 returns the last result of a message only, so the tid is carried over the COMMIT. What follows it (durable)
+-- is a transaction of its own, whose commit waits until the log is on disk, ours included; only then is the message
+-- answered. Many can wait for that at once, for nobody holds the commit lock any more.
 -- name: finish
-SELECT set_config('relstore.tid', {relstore_finish_1}(?, ?, ?, ?, ?::bytea, ?::bytea, ?::bytea, ?,
+SELECT set_config('relstore.tid', {relstore_finish_2}(?, ?, {group}, ?, ?, ?::bytea, ?::bytea, ?::bytea, ?,
     ?::bigint[], ?::integer[], ?::integer[], ?::text[], ?::bigint[], ?::integer[], ?::integer[],
-    ?::bytea, ?::bytea)::text, false);
+    ?::bytea, ?::bytea), false);
 COMMIT;
-SELECT current_setting('relstore.tid')
+SELECT current_setting('relstore.tid'){durable}
 
 -- name: transaction_status
 SELECT pg_xact_status(?::text::xid8)

@@ -81,55 +81,107 @@ LANGUAGE sql IMMUTABLE ROWS 10 AS $$
          AS r (zoid, start, size, md5, data_tid, refs_start, refs_size)
 $$
 
+-- Wait for a lock that is not free. Where it does not become free in time, say who has it: an exception is caught for
+-- that here alone, because a block that catches one is a transaction of its own.
+-- name: relstore_wait_2
+CREATE FUNCTION {relstore_wait_2}(
+    p_key bigint, p_shared boolean, OUT waited bigint, OUT holder bigint, OUT who text)
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_start timestamptz := clock_timestamp();
+BEGIN
+    BEGIN
+        IF p_shared THEN
+            PERFORM pg_advisory_xact_lock_shared(p_key);
+        ELSE
+            PERFORM pg_advisory_xact_lock(p_key);
+        END IF;
+    EXCEPTION WHEN lock_not_available THEN
+        SELECT l.pid, concat_ws(', ', nullif(a.application_name, ''), 'from ' || host(a.client_addr),
+                                'in a transaction since ' || to_char(a.xact_start AT TIME ZONE 'UTC', 'HH24:MI:SS UTC'))
+            INTO holder, who
+            FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+            WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.pid <> pg_backend_pid()
+              AND l.classid::bigint = p_key >> 32 & 4294967295 AND l.objid::bigint = p_key & 4294967295
+              AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+            ORDER BY a.xact_start LIMIT 1;
+        holder := coalesce(holder, 0);
+    END;
+    waited := extract(epoch FROM clock_timestamp() - v_start) * 1000000;
+END $$
+
 -- Vote: lock, then read. VOLATILE plpgsql in READ COMMITTED, because only there does a statement that follows a
--- wait see what was committed during the wait.
--- Returns rows (kind, zoid, tid, state): 'epoch', 'read' and 'locked' and 'late' refuse the commit; 'conflict' is
--- an object whose current revision is not the one the change was based on; 'since' (a tid) and
--- 'ticket' (backend pid, transaction id) are what the outcome check will need.
--- name: relstore_vote_1
-CREATE FUNCTION {relstore_vote_1}(
-    p_epoch text, p_timeout text, p_restored_tid bigint, p_locks bigint[], p_oids bigint[], p_tids bigint[],
-    p_read_oids bigint[], p_read_tids bigint[])
+-- wait see what was committed during the wait. p_alone: instead of locking each object keep everybody else out, who
+-- begin with -3 shared: the server has room for some thousands of locks.
+-- Returns rows (kind, zoid, tid, state): 'epoch', 'read', 'locked', 'late' and 'busy' (a lock was not free in time;
+-- pid of a holder, and who that is) refuse the commit; 'conflict' is an object whose current revision is not the
+-- one the change was based on; 'waited' tells the microseconds that a lock took; 'since' (a tid) and 'ticket' (backend
+-- pid, transaction id) are what the outcome check will need.
+-- name: relstore_vote_2
+CREATE FUNCTION {relstore_vote_2}(
+    p_epoch text, p_timeout text, p_restored_tid bigint, p_alone boolean, p_locks bigint[], p_oids bigint[],
+    p_tids bigint[], p_read_oids bigint[], p_read_tids bigint[])
 RETURNS TABLE (kind text, zoid bigint, tid bigint, state bytea) LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    v_oid bigint;
-    v_last bigint;
+    v_lock bigint;
+    v_shared boolean;
+    v_wait record;
 BEGIN
     PERFORM set_config('lock_timeout', p_timeout, true);
     IF ({epoch}) IS DISTINCT FROM p_epoch THEN
         RETURN QUERY SELECT 'epoch', 0::bigint, 0::bigint, NULL::bytea;
         RETURN;
     END IF;
-    RETURN QUERY SELECT 'read', r.zoid, coalesce(c.tid, 0), NULL::bytea
-        FROM unnest(p_read_oids, p_read_tids) r (zoid, tid) LEFT JOIN {current} c ON c.zoid = r.zoid
-        WHERE coalesce(c.tid, 0) <> r.tid;
-    IF FOUND THEN
-        RETURN;
+    IF p_read_oids <> '{{}}' THEN
+        RETURN QUERY SELECT 'read', r.zoid, coalesce(c.tid, 0), NULL::bytea
+            FROM unnest(p_read_oids, p_read_tids) r (zoid, tid) LEFT JOIN {current} c ON c.zoid = r.zoid
+            WHERE coalesce(c.tid, 0) <> r.tid;
+        IF FOUND THEN
+            RETURN;
+        END IF;
     END IF;
-    PERFORM pg_advisory_xact_lock_shared({key}(-3));
-    FOREACH v_oid IN ARRAY p_locks LOOP
-        PERFORM pg_advisory_xact_lock({key}(v_oid));
+    IF p_alone THEN
+        p_locks := '{{}}';
+    END IF;
+    IF p_restored_tid IS NOT NULL THEN
+        p_locks := p_locks || -1::bigint;
+    END IF;
+    FOREACH v_lock IN ARRAY -3::bigint || p_locks LOOP
+        v_shared := v_lock = -3 AND NOT p_alone;
+        IF NOT (CASE WHEN v_shared THEN pg_try_advisory_xact_lock_shared({key}(v_lock))
+                     ELSE pg_try_advisory_xact_lock({key}(v_lock)) END)
+        THEN
+            v_wait := {relstore_wait_2}({key}(v_lock), v_shared);
+            RETURN QUERY SELECT 'waited', v_lock, v_wait.waited, NULL::bytea;
+            IF v_wait.holder IS NOT NULL THEN
+                RETURN QUERY SELECT 'busy', v_lock, v_wait.holder, convert_to(v_wait.who, 'UTF8');
+                RETURN;
+            END IF;
+        END IF;
     END LOOP;
     -- Shared locks come last and never wait: waiting for one while holding others deadlocks.
-    FOREACH v_oid IN ARRAY p_read_oids LOOP
-        IF NOT pg_try_advisory_xact_lock_shared({key}(v_oid)) THEN
-            RETURN QUERY SELECT 'locked', v_oid, 0::bigint, NULL::bytea;
-            RETURN;
-        END IF;
-    END LOOP;
-    IF p_restored_tid IS NOT NULL THEN
-        PERFORM pg_advisory_xact_lock({key}(-1));
-        SELECT max(t.tid) INTO v_last FROM {last} t;
-        IF v_last >= p_restored_tid THEN
-            RETURN QUERY SELECT 'late', 0::bigint, v_last, NULL::bytea;
-            RETURN;
-        END IF;
+    IF NOT p_alone THEN
+        FOREACH v_lock IN ARRAY p_read_oids LOOP
+            IF NOT pg_try_advisory_xact_lock_shared({key}(v_lock)) THEN
+                RETURN QUERY SELECT 'locked', v_lock, 0::bigint, NULL::bytea;
+                RETURN;
+            END IF;
+        END LOOP;
     END IF;
-    RETURN QUERY SELECT 'read', r.zoid, coalesce(c.tid, 0), NULL::bytea
-        FROM unnest(p_read_oids, p_read_tids) r (zoid, tid) LEFT JOIN {current} c ON c.zoid = r.zoid
-        WHERE coalesce(c.tid, 0) <> r.tid;
-    IF FOUND THEN
+    SELECT coalesce(max(t.tid), 0) INTO tid FROM {last} t;
+    IF tid >= p_restored_tid THEN
+        RETURN QUERY SELECT 'late', 0::bigint, tid, NULL::bytea;
         RETURN;
+    END IF;
+    kind := 'since';
+    RETURN NEXT;
+    IF p_read_oids <> '{{}}' THEN
+        RETURN QUERY SELECT 'read', r.zoid, coalesce(c.tid, 0), NULL::bytea
+            FROM unnest(p_read_oids, p_read_tids) r (zoid, tid) LEFT JOIN {current} c ON c.zoid = r.zoid
+            WHERE coalesce(c.tid, 0) <> r.tid;
+        IF FOUND THEN
+            RETURN;
+        END IF;
     END IF;
     IF ({epoch}) IS DISTINCT FROM p_epoch THEN      -- the database was emptied during the wait
         RETURN QUERY SELECT 'epoch', 0::bigint, 0::bigint, NULL::bytea;
@@ -139,7 +191,6 @@ BEGIN
         FROM unnest(p_oids, p_tids) o (zoid, tid) LEFT JOIN {current} c ON c.zoid = o.zoid
              LEFT JOIN {object_state} s ON s.zoid = c.zoid AND s.tid = c.tid
         WHERE coalesce(c.tid, 0) <> o.tid;
-    RETURN QUERY SELECT 'since', 0::bigint, coalesce(max(t.tid), 0), NULL::bytea FROM {last} t;
     RETURN QUERY SELECT 'ticket', pg_backend_pid()::bigint, pg_current_xact_id()::text::bigint, NULL::bytea;
 END $$
 
@@ -205,26 +256,37 @@ BEGIN
 END $$
 
 -- Finish: under the commit lock choose the tid and write. The lock ends with the COMMIT that follows in the same
--- message. p_tid is given where transactions are restored; p_transaction is the ticket that vote gave.
--- name: relstore_finish_1
-CREATE FUNCTION {relstore_finish_1}(
-    p_transaction bigint, p_timeout text, p_tid bigint, p_packed boolean, p_user bytea, p_description bytea,
-    p_extension bytea, p_staged boolean, p_oids bigint[], p_starts integer[], p_sizes integer[], p_md5s text[],
-    p_data_tids bigint[], p_refs_starts integer[], p_refs_sizes integer[], p_states bytea, p_refs bytea)
-RETURNS bigint LANGUAGE plpgsql AS $$
+-- message. p_group: that COMMIT does not wait for the disk, because another will, without the lock. p_tid is given where
+-- transactions are restored; p_transaction is the ticket that vote gave.
+-- Returns the tid and the microseconds that the lock took, with a blank between.
+-- name: relstore_finish_2
+CREATE FUNCTION {relstore_finish_2}(
+    p_transaction bigint, p_timeout text, p_group boolean, p_tid bigint, p_packed boolean, p_user bytea,
+    p_description bytea, p_extension bytea, p_staged boolean, p_oids bigint[], p_starts integer[], p_sizes integer[],
+    p_md5s text[], p_data_tids bigint[], p_refs_starts integer[], p_refs_sizes integer[], p_states bytea, p_refs bytea)
+RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     v_tid bigint;
+    v_start timestamptz;
+    v_waited bigint := 0;
 BEGIN
     IF pg_current_xact_id()::text::bigint <> p_transaction THEN
         RAISE 'this is not the transaction that has voted';
     END IF;
-    PERFORM set_config('lock_timeout', p_timeout, true);
-    PERFORM pg_advisory_xact_lock({key}(-1));
+    IF p_group THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
+    IF NOT pg_try_advisory_xact_lock({key}(-1)) THEN
+        v_start := clock_timestamp();
+        PERFORM set_config('lock_timeout', p_timeout, true);
+        PERFORM pg_advisory_xact_lock({key}(-1));
+        v_waited := extract(epoch FROM clock_timestamp() - v_start) * 1000000;
+    END IF;
     SELECT coalesce(p_tid, greatest(coalesce(max(t.tid), 0) + 1,
                                     {relstore_tid_1}(clock_timestamp() AT TIME ZONE 'UTC')))
         INTO v_tid FROM {last} t;
     {insert_transaction}
     PERFORM {relstore_write_1}(v_tid, p_staged, p_oids, p_starts, p_sizes, p_md5s, p_data_tids, p_refs_starts,
                                p_refs_sizes, p_states, p_refs);
-    RETURN v_tid;
+    RETURN v_tid || ' ' || v_waited;
 END $$
