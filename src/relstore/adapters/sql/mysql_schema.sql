@@ -26,10 +26,7 @@ CREATE TABLE IF NOT EXISTS {object_state} (
     refs        {bytes},
     data_tid    {id},
     PRIMARY KEY (zoid, tid),
-    INDEX object_state_tid (tid),
-    INDEX object_state_prev_tid (prev_tid),
-    FOREIGN KEY (tid) REFERENCES {transaction} (tid),
-    FOREIGN KEY (prev_tid) REFERENCES {transaction} (tid)
+    INDEX object_state_tid (tid)
 ) ENGINE=InnoDB;
 
 -- name: object_state [hf]
@@ -47,8 +44,7 @@ CREATE TABLE IF NOT EXISTS {object_state} (
 CREATE TABLE IF NOT EXISTS {current_object} (
     zoid        {id} NOT NULL PRIMARY KEY,
     tid         {id} NOT NULL,
-    INDEX current_object_tid (tid),
-    FOREIGN KEY (zoid, tid) REFERENCES {object_state} (zoid, tid)
+    INDEX current_object_tid (tid)
 ) ENGINE=InnoDB;
 
 -- name: current_object_state [hp]
