@@ -328,24 +328,26 @@ class OnPostgreSQL(Suite):
 
     def measure(self):
         work = {}
+        # Vote has said how the plans of finish are made.
+        vote = parts(self.sql.vote)[1].replace('?', '%s'), PARAMETERS['vote'](self.site)
         for name, statement, parameters in self.statements():
             if parameters is not None:
                 with self.subTest(name):
-                    work[name] = self.cost(statement, parameters, name in SCANS)
+                    work[name] = self.cost(statement, parameters, name in SCANS, [vote] if name == 'finish' else ())
         with self.subTest('staged'):
             finish = parts(self.sql.finish)[0], (VOTED, '1000', None, False, b'', b'', None, True, *[None] * 9)
-            self.cost(*finish, before=(self.sql.stage, self.site.arrays))
+            self.cost(*finish, before=[vote, (self.sql.stage, self.site.arrays)])
         return work
 
-    def cost(self, statement, parameters, scan_allowed=False, before=None):
+    def cost(self, statement, parameters, scan_allowed=False, before=()):
         """Run a statement and roll back; return how many pages it read, in functions too."""
         statement = statement.replace('?', '%s')
         self.ask('BEGIN')
         try:
             [[voted]] = self.ask('SELECT pg_current_xact_id()::text::bigint')
             parameters = tuple(voted if parameter is VOTED else parameter for parameter in parameters)
-            if before is not None:
-                self.ask(*before)
+            for earlier in before:
+                self.ask(*earlier)
             scans = self.scans()
             [[[explained]]] = self.ask(f'EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}', parameters)
             if not scan_allowed:

@@ -102,7 +102,7 @@ SELECT zoid, state, data_tid FROM {object_state} WHERE tid = ? AND zoid > ? ORDE
 -- name: records [hf]
 SELECT zoid, state, NULL FROM {object_state} WHERE tid = ? AND zoid > ? ORDER BY zoid LIMIT ?
 
--- The bound is on both tables, because PostgreSQL merges them, and would read the other one from its beginning.
+-- The bound is on both tables, because a merge would read the other one from its beginning.
 -- name: current_records [hp]
 SELECT s.zoid, s.tid, s.state FROM {current_object} c JOIN {object_state} s ON s.zoid = c.zoid AND s.tid = c.tid
 WHERE c.zoid >= ? AND s.zoid >= ? AND s.state IS NOT NULL ORDER BY c.zoid LIMIT ?

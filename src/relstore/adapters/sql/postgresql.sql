@@ -39,6 +39,12 @@ FROM {object_state} u
      CROSS JOIN LATERAL (SELECT n.tid, n.md5 FROM {object_state} n WHERE n.zoid = u.zoid AND n.tid = c.tid LIMIT 1) s
 WHERE u.tid = ? ORDER BY u.zoid
 
+-- Likewise: joined, PostgreSQL reads all revisions there are.
+-- name: current_records [hp]
+SELECT c.zoid, c.tid, s.state FROM {current_object} c CROSS JOIN LATERAL
+    (SELECT n.state FROM {object_state} n WHERE n.zoid = c.zoid AND n.tid = c.tid LIMIT 1) s
+WHERE c.zoid >= ? AND c.zoid >= ? AND s.state IS NOT NULL ORDER BY c.zoid LIMIT ?
+
 -- name: backend
 SELECT pg_backend_pid()
 

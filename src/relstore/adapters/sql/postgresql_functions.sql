@@ -110,8 +110,6 @@ BEGIN
     waited := extract(epoch FROM clock_timestamp() - v_start) * 1000000;
 END $$
 
--- Plans of vote and finish are kept, whatever the arrays hold: to plan for each took PostgreSQL a fifth of a small commit.
---
 -- Vote: lock, then read. VOLATILE plpgsql in READ COMMITTED, because only there does a statement that follows a
 -- wait see what was committed during the wait. p_alone: instead of locking each object keep everybody else out, who
 -- begin with -3 shared: the server has room for some thousands of locks.
@@ -124,14 +122,18 @@ CREATE FUNCTION {relstore_vote_2}(
     p_epoch text, p_timeout text, p_restored_tid bigint, p_alone boolean, p_locks bigint[], p_oids bigint[],
     p_tids bigint[], p_read_oids bigint[], p_read_tids bigint[])
 RETURNS TABLE (kind text, zoid bigint, tid bigint, state bytea)
-LANGUAGE plpgsql VOLATILE SET plan_cache_mode = force_generic_plan AS $$
+LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_waited boolean := false;
     v_lock bigint;
     v_shared boolean;
     v_wait record;
 BEGIN
-    PERFORM set_config('lock_timeout', p_timeout, true);
+    -- For finish too. To plan for the arrays at hand took a third of a small commit, so plans are kept; and because
+    -- the table may be small when they are made and large tomorrow, objects are looked up one by one.
+    PERFORM set_config('lock_timeout', p_timeout, true), set_config('plan_cache_mode', 'force_generic_plan', true),
+            set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+            set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true);
     IF ({epoch}) IS DISTINCT FROM p_epoch THEN
         RETURN QUERY SELECT 'epoch', 0::bigint, 0::bigint, NULL::bytea;
         RETURN;
@@ -218,48 +220,66 @@ BEGIN
                                         p_states, p_refs);
 END $$
 
--- name: relstore_write_1 [hp]
-CREATE FUNCTION {relstore_write_1}(
+-- What exists is updated and what is new inserted, each as what it is: an upsert would lock each row before, which takes
+-- three times as long.
+-- name: relstore_write_2 [hp]
+CREATE FUNCTION {relstore_write_2}(
     p_tid bigint, p_staged boolean, p_oids bigint[], p_starts integer[], p_sizes integer[], p_md5s text[],
     p_data_tids bigint[], p_refs_starts integer[], p_refs_sizes integer[], p_states bytea, p_refs bytea)
 RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF p_staged THEN
-        INSERT INTO {object_state} (zoid, tid, prev_tid, md5, state_size, state, refs, data_tid)
-            SELECT r.zoid, p_tid, coalesce((SELECT c.tid FROM {current_object} c WHERE c.zoid = r.zoid), 0), r.md5,
-                   coalesce(r.size, 0), r.state, r.refs, r.data_tid
-            FROM pg_temp.relstore_stage r;
-        INSERT INTO {current_object} (zoid, tid) SELECT r.zoid, p_tid FROM pg_temp.relstore_stage r
-            ON CONFLICT (zoid) DO UPDATE SET tid = excluded.tid;
+        WITH written AS (
+            INSERT INTO {object_state} (zoid, tid, prev_tid, md5, state_size, state, refs, data_tid)
+                SELECT r.zoid, p_tid, coalesce(c.tid, 0), r.md5, coalesce(r.size, 0), r.state, r.refs, r.data_tid
+                FROM pg_temp.relstore_stage r LEFT JOIN {current_object} c ON c.zoid = r.zoid
+                RETURNING zoid, prev_tid),
+        changed AS (
+            UPDATE {current_object} c SET tid = p_tid FROM written w WHERE c.zoid = w.zoid AND w.prev_tid <> 0)
+        INSERT INTO {current_object} (zoid, tid) SELECT w.zoid, p_tid FROM written w WHERE w.prev_tid = 0;
     ELSE
-        INSERT INTO {object_state} (zoid, tid, prev_tid, md5, state_size, state, refs, data_tid)
-            SELECT r.zoid, p_tid, coalesce(c.tid, 0), r.md5, coalesce(r.size, 0), r.state, r.refs, r.data_tid
-            FROM {relstore_rows_1}(p_oids, p_starts, p_sizes, p_md5s, p_data_tids, p_refs_starts, p_refs_sizes,
-                                   p_states, p_refs) r
-                 LEFT JOIN {current_object} c ON c.zoid = r.zoid;
-        INSERT INTO {current_object} (zoid, tid) SELECT o.zoid, p_tid FROM unnest(p_oids) o (zoid)
-            ON CONFLICT (zoid) DO UPDATE SET tid = excluded.tid;
+        WITH written AS (
+            INSERT INTO {object_state} (zoid, tid, prev_tid, md5, state_size, state, refs, data_tid)
+                SELECT r.zoid, p_tid, coalesce(c.tid, 0), r.md5, coalesce(r.size, 0), r.state, r.refs, r.data_tid
+                FROM {relstore_rows_1}(p_oids, p_starts, p_sizes, p_md5s, p_data_tids, p_refs_starts, p_refs_sizes,
+                                       p_states, p_refs) r
+                     LEFT JOIN {current_object} c ON c.zoid = r.zoid
+                RETURNING zoid, prev_tid),
+        changed AS (
+            UPDATE {current_object} c SET tid = p_tid FROM written w WHERE c.zoid = w.zoid AND w.prev_tid <> 0)
+        INSERT INTO {current_object} (zoid, tid) SELECT w.zoid, p_tid FROM written w WHERE w.prev_tid = 0;
     END IF;
 END $$
 
--- name: relstore_write_1 [hf]
-CREATE FUNCTION {relstore_write_1}(
+-- name: relstore_write_2 [hf]
+CREATE FUNCTION {relstore_write_2}(
     p_tid bigint, p_staged boolean, p_oids bigint[], p_starts integer[], p_sizes integer[], p_md5s text[],
     p_data_tids bigint[], p_refs_starts integer[], p_refs_sizes integer[], p_states bytea, p_refs bytea)
 RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_changed bigint;
 BEGIN
     IF p_staged THEN
-        INSERT INTO {object_state} (zoid, tid, state_size, state, refs, refs_tid)
-            SELECT r.zoid, p_tid, coalesce(r.size, 0), r.state, r.refs, p_tid FROM pg_temp.relstore_stage r
-            ON CONFLICT (zoid) DO UPDATE SET tid = excluded.tid, state_size = excluded.state_size,
-                state = excluded.state, refs = excluded.refs, refs_tid = excluded.refs_tid;
-    ELSE
+        UPDATE {object_state} s SET tid = p_tid, state_size = coalesce(r.size, 0), state = r.state, refs = r.refs,
+                refs_tid = p_tid
+            FROM pg_temp.relstore_stage r WHERE s.zoid = r.zoid;
         INSERT INTO {object_state} (zoid, tid, state_size, state, refs, refs_tid)
             SELECT r.zoid, p_tid, coalesce(r.size, 0), r.state, r.refs, p_tid
+            FROM pg_temp.relstore_stage r LEFT JOIN {object_state} s ON s.zoid = r.zoid WHERE s.zoid IS NULL;
+    ELSE
+        UPDATE {object_state} s SET tid = p_tid, state_size = coalesce(r.size, 0), state = r.state, refs = r.refs,
+                refs_tid = p_tid
             FROM {relstore_rows_1}(p_oids, p_starts, p_sizes, p_md5s, p_data_tids, p_refs_starts, p_refs_sizes,
                                    p_states, p_refs) r
-            ON CONFLICT (zoid) DO UPDATE SET tid = excluded.tid, state_size = excluded.state_size,
-                state = excluded.state, refs = excluded.refs, refs_tid = excluded.refs_tid;
+            WHERE s.zoid = r.zoid;
+        GET DIAGNOSTICS v_changed = ROW_COUNT;
+        IF v_changed < cardinality(p_oids) THEN
+            INSERT INTO {object_state} (zoid, tid, state_size, state, refs, refs_tid)
+                SELECT r.zoid, p_tid, coalesce(r.size, 0), r.state, r.refs, p_tid
+                FROM {relstore_rows_1}(p_oids, p_starts, p_sizes, p_md5s, p_data_tids, p_refs_starts, p_refs_sizes,
+                                       p_states, p_refs) r
+                     LEFT JOIN {object_state} s ON s.zoid = r.zoid WHERE s.zoid IS NULL;
+        END IF;
     END IF;
 END $$
 
@@ -272,7 +292,7 @@ CREATE FUNCTION {relstore_finish_2}(
     p_transaction bigint, p_timeout text, p_group boolean, p_tid bigint, p_packed boolean, p_user bytea,
     p_description bytea, p_extension bytea, p_staged boolean, p_oids bigint[], p_starts integer[], p_sizes integer[],
     p_md5s text[], p_data_tids bigint[], p_refs_starts integer[], p_refs_sizes integer[], p_states bytea, p_refs bytea)
-RETURNS text LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
+RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     v_tid bigint;
     v_now timestamp;
@@ -294,7 +314,7 @@ BEGIN
     v_now := clock_timestamp() AT TIME ZONE 'UTC';      -- a function is not unfolded where what it is given may change
     SELECT coalesce(p_tid, greatest(coalesce(max(t.tid), 0) + 1, {relstore_tid_1}(v_now))) INTO v_tid FROM {last} t;
     {insert_transaction}
-    PERFORM {relstore_write_1}(v_tid, p_staged, p_oids, p_starts, p_sizes, p_md5s, p_data_tids, p_refs_starts,
+    PERFORM {relstore_write_2}(v_tid, p_staged, p_oids, p_starts, p_sizes, p_md5s, p_data_tids, p_refs_starts,
                                p_refs_sizes, p_states, p_refs);
     RETURN v_tid || ' ' || v_waited;
 END $$
