@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+SECONDS_TO_END = 30
+
 
 @dataclass(eq=False)
 class Way:
@@ -51,6 +53,8 @@ class CuttingProxy:
         self._links: set[Link] = set()
         self._changed = threading.Condition()
         self._listener: socket.socket | None = None
+        self._accepting: threading.Thread | None = None
+        self._serving: list[threading.Thread] = []
         self._cuts = 0
         self.resume()
 
@@ -60,14 +64,17 @@ class CuttingProxy:
         """Accept connections; on the same port as before if it was started before."""
         self._listener = socket.create_server(('127.0.0.1', self.port or 0))
         self.port = self._listener.getsockname()[1]
-        self._spawn(self._accept, self._listener)
+        self._accepting = self._spawn(self._accept, self._listener)
 
     def stop(self) -> None:
-        """Refuse new connections and cut those that exist."""
+        """Refuse new connections and cut those that exist; return when no thread of the proxy runs any more."""
         self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept(), which close() does not
         self._listener.close()
         self.resume()
+        self._join(self._accepting)  # what it was about to accept is there then
         self.cut()
+        for thread in self._serving:
+            self._join(thread)
 
     def __enter__(self) -> 'CuttingProxy':
         self.start()
@@ -140,8 +147,16 @@ class CuttingProxy:
     # threads
 
     @staticmethod
-    def _spawn(target: Callable, *args) -> None:
-        threading.Thread(target=target, args=args, daemon=True).start()
+    def _spawn(target: Callable, *args) -> threading.Thread:
+        thread = threading.Thread(target=target, args=args, daemon=True)
+        thread.start()
+        return thread
+
+    @staticmethod
+    def _join(thread: threading.Thread) -> None:
+        thread.join(SECONDS_TO_END)
+        if thread.is_alive():
+            raise TimeoutError(f'{thread} still runs after {SECONDS_TO_END} s')
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -161,12 +176,12 @@ class CuttingProxy:
             link = Link(client, server)
             with self._changed:
                 self._links.add(link)
-            self._spawn(self._serve, link)
+            self._serving = [thread for thread in self._serving if thread.is_alive()]
+            self._serving.append(self._spawn(self._serve, link))
 
     def _serve(self, link: Link) -> None:
         client, server = link.ends
-        back = threading.Thread(target=self._pump, args=(link, self._to_client, server, client), daemon=True)
-        back.start()
+        back = self._spawn(self._pump, link, self._to_client, server, client)
         self._pump(link, self._to_server, client, server)
         back.join()
         with self._changed:

@@ -77,6 +77,26 @@ def environment():
     return os.environ | {'PYTHONPATH': os.pathsep.join(sys.path)}
 
 
+def something_else(test):
+    """Return the port of a server of another kind, which runs as long as the test."""
+    listener = socket.create_server(('127.0.0.1', 0))
+
+    def hang_up():
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:     # the test is over
+                return
+            with client:
+                client.sendall(b'SSH-2.0-OpenSSH_9\r\n')
+    thread = threading.Thread(target=hang_up, daemon=True)
+    thread.start()
+    test.addCleanup(listener.close)
+    test.addCleanup(thread.join)
+    test.addCleanup(listener.shutdown, socket.SHUT_RDWR)    # wakes accept(), which close() does not
+    return listener.getsockname()[1]
+
+
 # PostgreSQL
 
 
@@ -192,16 +212,7 @@ class Dsn(PostgreSQLRefusals):
         self.refused(directory, 'check that the server runs', dsn=dsn)
 
     def test_something_else_listens(self):
-        def hang_up():
-            while True:
-                client, _ = listener.accept()
-                client.sendall(b'SSH-2.0-OpenSSH_9\r\n')
-                client.close()
-
-        listener = socket.create_server(('127.0.0.1', 0))
-        self.addCleanup(listener.close)
-        threading.Thread(target=hang_up, daemon=True).start()
-        port = listener.getsockname()[1]
+        port = something_else(self)
         self.refused('check that the server runs',
                      dsn=f'host=127.0.0.1 port={port} dbname=site sslmode=disable gssencmode=disable')
 
@@ -406,17 +417,8 @@ class MySQLAddress(MySQLRefusals):
         self.refused('/nowhere/socket', 'check that the server runs', unix_socket='/nowhere/socket')
 
     def test_something_else_listens(self):
-        def hang_up():
-            while True:
-                client, _ = listener.accept()
-                client.sendall(b'SSH-2.0-OpenSSH_9\r\n')
-                client.close()
-
-        listener = socket.create_server(('127.0.0.1', 0))
-        self.addCleanup(listener.close)
-        threading.Thread(target=hang_up, daemon=True).start()
         self.refused('check that the server runs',
-                     where={'db': 'site', 'host': '127.0.0.1', 'port': listener.getsockname()[1]})
+                     where={'db': 'site', 'host': '127.0.0.1', 'port': something_else(self)})
 
     def test_no_such_database(self):
         self.refused('absent', db='absent')
