@@ -125,7 +125,9 @@ class MySQLFamilyServer(MySQLDatabases, Server):
         return file
 
     def _environment(self) -> dict[str, str]:
-        return {name: value for name, value in super()._environment().items() if not name.startswith('MYSQL')}
+        ours = {name: value for name, value in super()._environment().items() if not name.startswith('MYSQL')}
+        # MariaDB 10.11 empties the directory of temporary tables when it starts: of everybody's, were it /tmp.
+        return ours | {'TMPDIR': str(self.directory)}
 
 
 # MariaDB
