@@ -1,5 +1,5 @@
 # make demo    a first look                make test    all tests           make lint    style and layers
-#   DATA=/path/to/Data.fs                    PYTHON=python3.12, where python3 is not the one to use
+#   DATA=/path/to/Data.fs                    JOBS=2                 PYTHON=python3.12, where python3 is not the one to use
 # make mysql   MySQL 9.7, which Debian has no package of: into var/mysql-9.7, for the tests that then run there too
 # make bench   relstore beside its peers, with charts, in var/benchmarks
 #   ONLY="commit page"   some parts of: speed roundtrips reading commit occupancy page pack memory shootout
@@ -9,6 +9,8 @@
 #   MEMCACHED=1          with a memcached between the processes, which falls over too
 
 PYTHON ?= python3
+# Layers of tests that run at a time, each with servers of its own. With 1 a debugger can be used, and dots are shown.
+JOBS ?= 2
 BUILDOUT = zc.buildout>=6,<7
 LINTERS = ruff>=0.17,<0.18 import-linter>=2.16,<3
 
@@ -36,7 +38,7 @@ demo: .venv/demo
 	.venv/bin/relstore demo $(if $(DATA),--data '$(DATA)')
 
 test: bin/test servers
-	bin/test $(TESTS)
+	bin/test -j $(JOBS) $(TESTS)
 
 bench: .venv-bench/made servers compiler
 	.venv-bench/bin/python -m benchmarks.run $(if $(ONLY),--only $(ONLY)) $(if $(QUICK),--quick) $(if $(OUT),--out '$(OUT)')

@@ -35,15 +35,17 @@ def cannot_run(test: unittest.TestCase, reason: str, excused: bool = False) -> N
     if os.environ.get('CI') == 'true' and not excused:
         test.fail(reason)
     if not skipped:
-        atexit.register(_tell_skipped)
+        # The test runner closes its output before the exit of a process that it runs beside others.
+        atexit.register(_tell_skipped, os.dup(1))
     skipped[reason, unittest.util.strclass(type(test))] += 1
     test.skipTest(reason)
 
 
-def _tell_skipped() -> None:
-    """Print at the end of the run what the test runner only counts."""
-    for (reason, name), count in sorted(skipped.items()):
-        print(f'Skipped {count} of {name}: {reason}')
+def _tell_skipped(output: int) -> None:
+    """Print at the end of the run, to this file descriptor, what the test runner only counts."""
+    with open(output, 'w') as file:
+        for (reason, name), count in sorted(skipped.items()):
+            print(f'Skipped {count} of {name}: {reason}', file=file)
 
 
 class Server:
