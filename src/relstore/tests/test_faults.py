@@ -28,6 +28,7 @@ from relstore import spool
 from relstore.adapters.drivers import DRIVERS, Driver
 from relstore.errors import OutcomeUnknown, Unavailable
 from relstore.tests.backends import (
+    BY_EVERY_DRIVER,
     HISTORY_PRESERVING,
     MySQLBackend,
     MySQLdbHistoryPreserving,
@@ -739,7 +740,7 @@ class EveryByte(Suite):
         self._each_cut(1)
 
 
-cases(globals(), Statements)
+cases(globals(), Statements, backends=BY_EVERY_DRIVER)
 cases(globals(), Undoing, backends=HISTORY_PRESERVING)
 cases(globals(), SQLiteOutcome, backends=(SQLiteHistoryPreserving, SQLiteHistoryFree))
 cases(globals(), Creating, backends=(SQLiteHistoryPreserving, SQLiteHistoryFree, Psycopg2HistoryPreserving,

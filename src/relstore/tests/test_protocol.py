@@ -26,6 +26,7 @@ from ZODB.utils import p64, u64, z64
 import relstore
 from relstore.references import references
 from relstore.tests.backends import (
+    BY_EVERY_DRIVER,
     HISTORY_PRESERVING,
     MYSQL,
     PGBOUNCER,
@@ -1070,7 +1071,7 @@ cases(globals(), Locks, backends=MYSQL)
 cases(globals(), Outcome, Views, RoundTrips, Tids, backends=POSTGRESQL + MYSQL)
 cases(globals(), RoundTrips, backends=PYMYSQL_ON_MYSQL + PGBOUNCER[:2])
 cases(globals(), AdvisoryLocks, backends=POSTGRESQL)
-cases(globals(), Zap, Pieces, Deletions, Rows)
+cases(globals(), Zap, Pieces, Deletions, Rows, backends=BY_EVERY_DRIVER)
 cases(globals(), RowsOfUndo, backends=HISTORY_PRESERVING)
 del Suite, ServerSuite, Locks, AdvisoryLocks, Outcome, Views, Zap, RoundTrips, Tids, Pieces, Deletions
 del RowsSuite, Rows, RowsOfUndo

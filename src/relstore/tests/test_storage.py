@@ -42,6 +42,7 @@ from relstore.errors import StorageError, Unavailable
 from relstore.references import unpack
 from relstore.session import Session
 from relstore.tests.backends import (
+    BY_EVERY_DRIVER,
     HISTORY_FREE,
     HISTORY_PRESERVING,
     MYSQL,
@@ -1023,8 +1024,8 @@ class Bounds(Suite):
 
 
 cases(globals(), SameAsFileStorage, Undo, Historical, backends=HISTORY_PRESERVING)
-cases(globals(), Edges, LargeOids, Prefetch, Wrapped, Bounds)
-cases(globals(), Edges, LargeOids, Prefetch, backends=PYMYSQL_ON_MYSQL)
+cases(globals(), Wrapped, Bounds)
+cases(globals(), Edges, LargeOids, Prefetch, backends=BY_EVERY_DRIVER + PYMYSQL_ON_MYSQL)
 cases(globals(), TwoPlaces, backends=MYSQL + tuple(
     backend for backend in HISTORY_PRESERVING + HISTORY_FREE if issubclass(backend, SQLiteBackend)))
 cases(globals(), TwoSchemas, backends=tuple(
