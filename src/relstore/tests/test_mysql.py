@@ -621,6 +621,23 @@ class Opening(Suite):
                 future.result(120)
 
 
+class Sockets(Suite):
+
+    def test_no_certificates_are_read_for_a_unix_socket(self):
+        arguments = self.arguments() | {'driver': 'pymysql'}
+        if 'unix_socket' not in arguments:
+            self.skipTest('this staging server is reached through TCP')
+
+        def open_and_close(**options):
+            relstore.RelStore(relstore.MySQL(**arguments, **options), keep_history=self.keep_history).close()
+
+        with (mock.patch('ssl.create_default_context', side_effect=ZeroDivisionError),
+              tempfile.NamedTemporaryFile() as file):
+            open_and_close()
+            with self.assertRaises(ZeroDivisionError):
+                open_and_close(read_default_file=file.name)     # which could ask for TLS
+
+
 class Oids(Suite):
 
     def test_any_number_of_them_is_one_round_trip(self):
@@ -675,6 +692,7 @@ class Counters(Suite):
 
 
 cases(globals(), NobodyWaits, Creators, OldVotes, Opening, Oids, Counters, Reconnecting, backends=ONE_DRIVER)
+cases(globals(), Sockets, backends=ONE_DRIVER[:1] + ONE_DRIVER[2:3])
 cases(globals(), RelStorageBeside, Ended, Refused, Asking, backends=BOTH_DRIVERS)
 del Suite, NobodyWaits, Creators, OldVotes, Opening, Asking, Reconnecting, RelStorageBeside, Ended, Refused, Oids
-del Counters
+del Counters, Sockets

@@ -69,7 +69,8 @@ class MySQLDatabases:
         """Return a connection in autocommit."""
         arguments = self.arguments(database)
         renamed = {'database': arguments.pop('db', None), 'password': arguments.pop('passwd', '')}
-        return pymysql.connect(**renamed, **arguments, autocommit=True, **more)
+        # As MySQLWatch: see there.
+        return pymysql.connect(**renamed, **arguments, autocommit=True, ssl_disabled='unix_socket' in arguments, **more)
 
     @cached_property
     def is_mariadb(self) -> bool:
