@@ -41,6 +41,16 @@ class Case(unittest.TestCase):
         if importlib.util.find_spec(self.module) is None:
             cannot_run(self, f'{self.module} is not installed', excused=self.module == 'pylibmc')
 
+    def patch(self, name, value):
+        patch = mock.patch.object(memcache, name, value)
+        patch.start()
+        self.addCleanup(patch.stop)
+
+    def patient(self):
+        """However busy the machine, a server that answers is none that is given up."""
+        self.patch('TIMEOUT', 20)
+        self.patch('SLOW', 20)
+
     def client(self, *servers):
         client = Memcached(servers, self.module)
         self.addCleanup(client.close)
@@ -86,6 +96,7 @@ class ClientSuite:
     def setUp(self):
         self.layer.require(self)
         super().setUp()
+        self.patient()
         self.server = self.layer.server
         self.shared = self.client(self.server.where)
         self.prefix = f'{self.id()}:'
@@ -219,11 +230,6 @@ class FailureSuite:
         """Pauses are short from here on."""
         self.patch('PAUSE', 0.01)
         self.patch('LONGEST_PAUSE', 0.02)
-
-    def patch(self, name, value):
-        patch = mock.patch.object(memcache, name, value)
-        patch.start()
-        self.addCleanup(patch.stop)
 
     def test_unix_socket(self):
         client = self.client(self.own_server(unix=True).where)
@@ -567,6 +573,7 @@ class WholeSuite:
     def setUp(self):
         self.layer.require(self)
         super().setUp()
+        self.patient()
         self.server = self.layer.server
         self.mc = self.client(self.server.where)
         self.prefix = f'{self.id()}:'
