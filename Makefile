@@ -1,6 +1,6 @@
 # make demo    a first look                make test    all tests           make lint    style and layers
 #   DATA=/path/to/Data.fs                    JOBS=2                 PYTHON=python3.12, where python3 is not the one to use
-#                                            RELSTORE_TEST_EVERY_DRIVER=1, for a night
+#                                            RELSTORE_TEST_THOROUGH=1, for a night
 # make mysql   MySQL 9.7, which Debian has no package of: into var/mysql-9.7, for the tests that then run there too
 # make bench   relstore beside its peers, with charts, in var/benchmarks
 #   ONLY="commit page"   some parts of: speed roundtrips reading commit occupancy page pack memory shootout

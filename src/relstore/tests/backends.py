@@ -5,8 +5,8 @@
 `self.adapter()` leads to an empty database, and `self.open_storage()` opens it; other names are other databases.
 
 What a driver has to do with runs with each of them. The rest runs with a server's first driver in both history modes,
-with its second where history is kept; RELSTORE_TEST_EVERY_DRIVER=1 adds the second in the other mode, and memcached
-with more databases.
+with its second where history is kept. RELSTORE_TEST_THOROUGH=1 adds the second in the other mode, and what else takes
+long and is hardly different.
 """
 import importlib.util
 import os
@@ -258,13 +258,13 @@ PYMYSQL_ON_MYSQL = PyMySQLOnMySQLHistoryPreserving, PyMySQLOnMySQLHistoryFree
 PGBOUNCER = (Psycopg2PooledHistoryPreserving, Psycopg2PooledHistoryFree,
              Psycopg3PooledHistoryPreserving, Psycopg3PooledHistoryFree)
 
-EVERY_DRIVER = bool(os.environ.get('RELSTORE_TEST_EVERY_DRIVER'))
+THOROUGH = bool(os.environ.get('RELSTORE_TEST_THOROUGH'))
 
 HISTORY_PRESERVING = (SQLiteHistoryPreserving, Psycopg2HistoryPreserving, Psycopg3HistoryPreserving, *MYSQL[::2])
 # For what each driver has to do with.
 BY_EVERY_DRIVER = (
     *HISTORY_PRESERVING, SQLiteHistoryFree, Psycopg2HistoryFree, Psycopg3HistoryFree, *MYSQL[1::2])
-HISTORY_FREE = BY_EVERY_DRIVER[len(HISTORY_PRESERVING):] if EVERY_DRIVER else (
+HISTORY_FREE = BY_EVERY_DRIVER[len(HISTORY_PRESERVING):] if THOROUGH else (
     SQLiteHistoryFree, Psycopg2HistoryFree, MySQLdbHistoryFree, MySQLdbOnMySQLHistoryFree)
 
 

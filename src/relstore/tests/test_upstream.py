@@ -19,9 +19,9 @@ from ZODB.tests import (
 from ZODB.tests.testMVCCMappingStorage import MVCCTests
 
 from relstore.tests.backends import (
-    EVERY_DRIVER,
     HISTORY_PRESERVING,
     PGBOUNCER,
+    THOROUGH,
     Psycopg2HistoryFree,
     Psycopg2HistoryPreserving,
     SQLiteHistoryFree,
@@ -132,7 +132,7 @@ class Recovery(Suite, RecoveryStorage.RecoveryStorage):
 CASES = [*cases(globals(), Storage, Recovery), *cases(globals(), Undo, backends=HISTORY_PRESERVING),
          *cases(globals(), Pooled, backends=PGBOUNCER[::3]),
          *cases(globals(), Shared, backends=(SQLiteHistoryFree, Psycopg2HistoryPreserving)),
-         *cases(globals(), Shared, backends=(Psycopg2HistoryFree,) if EVERY_DRIVER else ())]
+         *cases(globals(), Shared, backends=(Psycopg2HistoryFree,) if THOROUGH else ())]
 
 
 def test_suite():
