@@ -65,6 +65,7 @@ class Server:
         self.directory: Path | None = None
         self.port: int | None = None
         self.process: subprocess.Popen | None = None
+        self._follower: threading.Thread | None = None
         self.log: collections.deque[str] = collections.deque(maxlen=2000)
 
     def start(self) -> None:
@@ -78,7 +79,8 @@ class Server:
             text=True, errors='replace', cwd=self.directory, env=self._environment(),
             start_new_session=True,  # control-C is for the test runner, which then stops the server
         )  # fmt: skip
-        threading.Thread(target=self._follow, args=(self.process.stdout, states), daemon=True).start()
+        self._follower = threading.Thread(target=self._follow, args=(self.process.stdout, states), daemon=True)
+        self._follower.start()
         try:
             state = states.get(timeout=SECONDS_TO_START)
         except queue.Empty:
@@ -112,7 +114,7 @@ class Server:
             self.process.wait()
             for child in filter(None, children):
                 kill_and_wait(child)
-        self.process = None
+        self._ended()
 
     @property
     def address(self) -> tuple[str, int]:
@@ -168,7 +170,11 @@ class Server:
         except subprocess.TimeoutExpired:
             self.kill()
             raise
+        self._ended()
+
+    def _ended(self) -> None:
         self.process = None
+        self._follower.join(SECONDS_TO_STOP)
 
     def _abandon(self, owner: int) -> None:
         if os.getpid() == owner:  # a forked child inherits the exit handler, and must not use it
