@@ -501,7 +501,8 @@ class Edges(Suite):
 
     def test_states_of_any_kind(self):
         """Bytes in, the same bytes out: a storage around this one may have changed them in any way."""
-        states = [b'', b'\0', b"'%s' {} ? \\x00 $1", bytes(range(256)), os.urandom(70_000), '✓'.encode()]
+        states = [
+            b'', b'\0', b"'%s' {} ? \\x00 $1", bytes(range(256)), random.Random(1).randbytes(70_000), '✓'.encode()]
         oids = [p64(n + 1) for n in range(len(states))]
         self.commit(*[lambda txn, oid=oid, state=state: self.storage.store(oid, z64, state, '', txn)
                       for oid, state in zip(oids, states, strict=True)])
@@ -564,7 +565,7 @@ class Edges(Suite):
         self.assertEqual(len(self.storage), 0)
         self.assertGreater(self.storage.getSize(), 0)
         for n in range(3):
-            self.store(p64(n), os.urandom(500_000))
+            self.store(p64(n), random.Random(n).randbytes(500_000))
         self.assertEqual(len(self.storage), 3)
         self.refresh_statistics()
         self.assertGreater(self.storage.getSize(), 1_500_000)       # MySQL's tables do not shrink when they are emptied
@@ -1002,7 +1003,7 @@ class Bounds(Suite):
         storage = self.opened(cache_local_mb=1, cache_local_object_max=100_000)
         with closing_view(storage) as view:
             for n in range(60):
-                self.store(p64(n), os.urandom(50_000), storage=storage)
+                self.store(p64(n), random.Random(n).randbytes(50_000), storage=storage)
             view.poll_invalidations()
             for n in range(60):
                 view.load(p64(n))
