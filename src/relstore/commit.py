@@ -212,8 +212,7 @@ class Transaction:
                 raise
         # What went to the file would only push others out.
         rows = [row for row in self._spool if row.held is not None]
-        for row in rows:
-            self._database.cache.committed(row.oid, tid, row.held, self._generation)
+        self._database.cache.committed(tid, ((row.oid, row.held) for row in rows), self._generation)
         if self._database.tier is not None:
             self._database.tier.committed(tid, ((row.oid, row.held, row.refs) for row in rows), self._generation)
         self._database.oids.highest = max(self._database.oids.highest, self._highest)

@@ -71,6 +71,10 @@ class Session:
         [row] = rows
         return row
 
+    def series(self, statements: Iterable[tuple[str, Sequence]]) -> list[Row]:
+        """Run one statement after the other; return all rows of the last. For a database that needs no messages."""
+        return self._do(_series, self._cursor, self._fetch, statements)
+
     def many(self, sql: str, rows: Iterable[Sequence]) -> None:
         """Run one statement for each of `rows`."""
         self._do(_many, self._cursor, sql, rows)
@@ -139,6 +143,13 @@ def _all(new_cursor: Callable, fetch: Callable, sql: str, parameters: Sequence) 
     return fetch(cursor)
 
 
+def _series(new_cursor: Callable, fetch: Callable, statements: Iterable[tuple[str, Sequence]]) -> list[Row]:
+    cursor = new_cursor()
+    for sql, parameters in statements:
+        cursor.execute(sql, parameters)
+    return fetch(cursor)
+
+
 def _many(new_cursor: Callable, sql: str, rows: Iterable[Sequence]) -> None:
     new_cursor().executemany(sql, rows)
 
@@ -178,7 +189,7 @@ class SessionPool:
     def give_back(self, session: Session) -> None:
         """Take a session back: rolled back if a transaction is open in it, dropped if it is broken or retired."""
         try:
-            if not session.broken and session.pid == _pid and session.in_transaction:
+            if session.pid == _pid:
                 session.rollback()
         except StorageError:
             session.broken = True       # what cannot be rolled back ends with its connection

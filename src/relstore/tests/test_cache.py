@@ -73,7 +73,7 @@ class World:
 
             def arrive():
                 for oid, state in stored.items():
-                    self.cache.committed(oid, tid, state, generation)
+                    self.cache.committed(tid, [(oid, state)], generation)
             self.pending.append(arrive)
 
     def poll(self, view):
@@ -297,8 +297,8 @@ class TrimsWithoutFloor(Cache):
 
 
 class AdvancesPastAnOwnCommit(Cache):
-    def committed(self, oid, tid, state, generation=None):
-        super().committed(oid, tid, state, generation)
+    def committed(self, tid, rows, generation=None):
+        super().committed(tid, rows, generation)
         if not self._outdated(generation):
             self.head = max(self.head, tid)
 
@@ -389,7 +389,7 @@ class TestThreads(unittest.TestCase):
                 self.cache.trim(new - 10)
             oid = rnd.randrange(self.OIDS)
             state, tid = self.truth(oid, new)
-            self.cache.committed(oid, tid, state)
+            self.cache.committed(tid, [(oid, state)])
 
     def read(self, number):
         rnd = random.Random(number)
@@ -501,7 +501,7 @@ class TestBudget(unittest.TestCase):
         cache = Cache(100_000, 100)
         cache.put(1, 1, bytes(100), 1)
         cache.put(2, 1, bytes(101), 1)
-        cache.committed(3, 1, bytes(101))
+        cache.committed(1, [(3, bytes(101))])
         self.assertEqual(cache.stats()['objects'], 1)
         small = Cache(1000, 5000)
         small.put(1, 1, b'short', 1)
@@ -511,7 +511,7 @@ class TestBudget(unittest.TestCase):
     def test_limit_0_keeps_the_log_only(self):
         cache = Cache(0, 1000)
         cache.put(1, 1, b'', 1)
-        cache.committed(2, 1, b'')
+        cache.committed(1, [(2, b'')])
         cache.advance(0, 5, [(1, 3), (2, 5)])
         self.assertEqual(cache.stats()['objects'], 0)
         self.assertEqual(cache.invalidations(2, None), [2, 1])
@@ -536,7 +536,7 @@ class TestRules(unittest.TestCase):
 
     def test_revision_whatever_the_view(self):
         self.cache.put(1, 3, b'three', 3)
-        self.cache.committed(1, 5, b'five')
+        self.cache.committed(5, [(1, b'five')])
         self.assertEqual(self.cache.revision(1, 3), b'three')
         self.assertEqual(self.cache.revision(1, 5), b'five')
         self.assertIsNone(self.cache.revision(1, 4))
@@ -592,7 +592,7 @@ class TestRules(unittest.TestCase):
         self.assertEqual((self.cache.floor, self.cache.head), (6, 6))
         self.assertIsNone(get(self.cache, 1, 10))
         self.cache.put(1, 9, b'lost', 10, generation=0)
-        self.cache.committed(1, 9, b'lost', generation=0)
+        self.cache.committed(9, [(1, b'lost')], generation=0)
         self.cache.advance(6, 9, [], generation=0)
         self.cache.jump(9, generation=0)
         self.assertEqual((self.cache.head, self.cache.stats()['objects']), (6, 0))
