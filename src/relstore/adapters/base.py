@@ -9,11 +9,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from relstore.adapters.statements import Statements
-from relstore.errors import ConfigurationError
+from relstore.errors import ConfigurationError, LockTimeout
 from relstore.session import Session
 
 SCHEMA_VERSION = 1
 MAX_TID = 2 ** 63 - 1
+
+# What stands for an oid where a lock is told of that is no single object's. SOME_OBJECTS: it is not known whose.
+COMMIT_LOCK, SOME_OBJECTS, EVERYBODY = -1, -2, -3
 
 Revision = tuple[bytes | None, int]         # (state, tid); the state of a deleted object is None
 
@@ -35,7 +38,7 @@ class Ballot:
 class Verdict:
     """What vote answers. Anything in the first four refuses the commit.
 
-    waits: (oid, seconds), for each lock that was not free; -1 is the commit lock, -3 the one that keeps all others out.
+    waits: (oid, seconds), for each lock that was not free; or one of the constants above in place of the oid.
     """
     epoch_changed: bool = False
     outdated: list[tuple[int, int]] = field(default_factory=list)   # reads: (oid, tid that is current)
@@ -310,6 +313,13 @@ class Adapter:
     def oid_list(self, oids: Iterable[int]) -> str:
         """Return the parameter that stands for the macro {oids}."""
         return json.dumps(list(oids))
+
+
+def lock_timeout(lock: int, seconds: float, holder: str) -> LockTimeout:
+    """Return the error that says for whom a vote has waited. lock: an oid, or what stands for one."""
+    what = {COMMIT_LOCK: 'The commit lock', SOME_OBJECTS: 'An object',
+            EVERYBODY: 'The lock that a large transaction or a pack takes alone'}.get(lock, f'The object {lock:#x}')
+    return LockTimeout(f'{what} was held for {seconds:g} s (commit-lock-timeout) by {holder}.')
 
 
 def _split(ddl: str) -> list[str]:

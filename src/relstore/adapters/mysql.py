@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 
-from relstore.adapters.base import Adapter, Ballot, Metadata, Verdict
+from relstore.adapters.base import COMMIT_LOCK, SOME_OBJECTS, Adapter, Ballot, Metadata, Verdict, lock_timeout
 from relstore.adapters.drivers import find_driver
 from relstore.adapters.statements import Statements, Tables, read
 from relstore.errors import (
@@ -39,6 +39,7 @@ ORPHAN_PATIENCE = 5             # seconds a connection whose client is gone may 
 LIST = 500
 COUNTING_TOGETHER = 100         # processes: each time they deadlock, one of them gets through
 STATEMENTS = 40                 # of one message, where there are many: together they stay below the smallest packet
+SHORTEST_WAIT = 1000            # microseconds to get a lock that are taken for waiting
 TEXT = 65_535                   # bytes of user, description, extension: the columns are BLOBs
 OVERHEAD = 20_000               # bytes of a message of finish besides its rows, roughly
 ROW_OVERHEAD = 300              # bytes of a row besides its state and references: at most
@@ -271,14 +272,18 @@ class MySQL(Adapter):
         if ballot.restored_tid is not None:
             statements.append((self.sql.lock_commit, ()))
         statements.append((self.sql.voted, ()))
-        *results, [(epoch, last, connection)] = self._send(session, statements)
+        try:
+            *results, [(epoch, last, connection)] = self._send(session, statements)
+        except LockTimeout as e:
+            raise self._lock_timeout(session, ballot, seconds) from e
+        waits = list(_waits(results))
         if epoch != ballot.epoch:
-            return Verdict(epoch_changed=True)
+            return Verdict(epoch_changed=True, waits=waits)
         found: dict[str, dict[int, int]] = defaultdict(dict)
-        for kind, oid, tid in chain.from_iterable(results):
+        for kind, oid, tid, _ in chain.from_iterable(results):
             found[kind][oid] = tid
         current, shared, read = found['current'], found['shared'], found['read']
-        verdict = Verdict(ticket=[vote, session.key, connection, epoch, current])
+        verdict = Verdict(ticket=[vote, session.key, connection, epoch, current], waits=waits)
         verdict.outdated = [(oid, read.get(oid, 0)) for oid, tid in reads.items() if read.get(oid, 0) != tid]
         verdict.locked = next((oid for oid in read if oid not in shared), None)
         if ballot.restored_tid is not None and ballot.restored_tid <= last:
@@ -289,6 +294,34 @@ class MySQL(Adapter):
             states = {oid: (tid, state) for oid, tid, state in chain.from_iterable(states)}
             verdict.conflicts = [(oid, *states.get(oid, (0, None))) for oid in changed]
         return verdict
+
+    def _lock_timeout(self, session: Session, ballot: Ballot, seconds: float) -> LockTimeout:
+        """Return the error that says what was locked and by whom, as far as that can be found out."""
+        lock, holder = SOME_OBJECTS if ballot.restored_tid is None else COMMIT_LOCK, 'another transaction'
+        with suppress(StorageError):
+            session.rollback()
+            wanted = sorted({oid for oid, _ in ballot.bases} | {*ballot.restored})
+            found: dict[str, set[int]] = defaultdict(set)
+            for kind, oid in chain.from_iterable(self._send(session, [
+                    (self.sql.lock_free, (some, some)) for some in _lists(wanted)])):
+                found[kind].add(oid)
+            lock = min(found['there'] - found['free'], default=lock)
+            holder = self._holder(session, lock)
+        return lock_timeout(lock, seconds, holder)
+
+    def _holder(self, session: Session, lock: int) -> str:
+        """Return who has a lock, or who may have it, as far as this user may see others."""
+        with suppress(ConfigurationError, DatabaseError):
+            rows = session.all(self.sql.lock_holders, (str(lock),) if self._product == 'MySQL' else ())
+            if rows:
+                return ' or '.join(
+                    f'connection {number} ({user}@{host}'
+                    + (')' if seconds is None else f', in a transaction for {seconds} s)')      # not measured
+                    for number, user, host, seconds in rows)
+        [[count, age]] = session.script(self.sql.unfinished, (session.key,))
+        if count:
+            return f'one of {count} transactions that have voted and not finished, the oldest {age} s ago'
+        return 'another transaction'
 
     def stage(self, session: Session, ticket: list, tid: int | None, metadata: Metadata, batches: Iterable) -> Iterable:
         """What fits goes into the message of finish; else all goes ahead into a temporary table.
@@ -351,10 +384,10 @@ class MySQL(Adapter):
         statements.append((self.sql.end_finish, (key, vote)))
         if self._in_cluster and self._product == 'MariaDB':
             statements = [_block([(self.sql.check_vote, (key, vote)), *statements])]
-        *_, [[tid]], _ = self._send(session, statements)
+        *_, [[tid, waited]], _ = self._send(session, statements)
         if tid is None:
             raise Unavailable('the transaction that has voted is gone')
-        return tid, 0.0
+        return tid, waited / 1e6 if waited >= SHORTEST_WAIT else 0.0
 
     def outcome(self, session: Session, ticket: list, oids: Sequence[int]) -> int | None:
         """A lost connection proves nothing: the server may be waiting for the commit lock still, and commit later.
@@ -446,6 +479,19 @@ def _undisturbed(act: Callable[[], Result]) -> Result:
         with suppress(Deadlock):
             return act()
     return act()
+
+
+def _waits(results: Iterable[Sequence[Row]]) -> Iterator[tuple[int, float]]:
+    """Yield (oid or what stands for it, seconds) of the locks that were waited for.
+
+    results: of each statement rows (what, oid, tid, microseconds since it began), in the order of the locks.
+    """
+    for rows in results:
+        before = 0
+        for kind, oid, _, after in rows if rows and rows[-1][3] >= SHORTEST_WAIT else ():
+            if after - before >= SHORTEST_WAIT:
+                yield {'created': SOME_OBJECTS, 'commit': COMMIT_LOCK}.get(kind, oid), (after - before) / 1e6
+            before = after
 
 
 def _lists(values: Iterable, size: int = LIST) -> Iterator[tuple]:

@@ -10,10 +10,10 @@ import zlib
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from relstore.adapters.base import Adapter, Ballot, Metadata, Verdict
+from relstore.adapters.base import Adapter, Ballot, Metadata, Verdict, lock_timeout
 from relstore.adapters.drivers import find_driver
 from relstore.adapters.statements import Statements, Tables, read
-from relstore.errors import ConfigurationError, DatabaseError, Disconnected, LockTimeout, Unavailable
+from relstore.errors import ConfigurationError, DatabaseError, Disconnected, Unavailable
 from relstore.session import Session
 
 OLDEST = 130000                 # xid8 and pg_current_xact_id() came with 13
@@ -218,7 +218,7 @@ class PostgreSQL(Adapter):
             elif kind == 'locked':
                 verdict.locked = oid
             elif kind == 'busy':
-                raise LockTimeout(_busy(oid, tid, bytes(state or b'').decode(), ballot.timeout))
+                raise lock_timeout(oid, ballot.timeout, _holder(tid, bytes(state or b'').decode()))
             elif kind == 'waited':
                 verdict.waits.append((oid, tid / 1e6))
             elif kind == 'late':
@@ -324,12 +324,8 @@ class PostgreSQL(Adapter):
             session.rollback()
 
 
-def _busy(lock: int, holder: int, who: str, seconds: float) -> str:
-    """Return the message of a vote that could not have a lock."""
-    what = {-1: 'The commit lock', -3: 'The lock that a large transaction or a pack takes alone'}.get(
-        lock, f'The object {lock:#x}')
-    by = f'by the server process {holder} ({who})' if holder else 'by one that has just ended'
-    return f'{what} was held for {seconds:g} s (commit-lock-timeout) {by}.'
+def _holder(backend: int, who: str) -> str:
+    return f'the server process {backend} ({who})' if backend else 'a transaction that has just ended'
 
 
 def _milliseconds(seconds: float) -> str:

@@ -1,9 +1,16 @@
 -- What MariaDB says otherwise than MySQL.
 
 -- name: lock_read
-SELECT 'shared', zoid, tid FROM {current} FORCE INDEX (PRIMARY) WHERE zoid IN ? ORDER BY zoid
+SELECT 'shared', zoid, tid, 0 FROM {current} FORCE INDEX (PRIMARY) WHERE zoid IN ? ORDER BY zoid
 LOCK IN SHARE MODE SKIP LOCKED;
-SELECT 'read', zoid, tid FROM {current} FORCE INDEX (PRIMARY) WHERE zoid IN ?
+SELECT 'read', zoid, tid, 0 FROM {current} FORCE INDEX (PRIMARY) WHERE zoid IN ?
+
+-- It does not show locks, only who has some.
+-- name: lock_holders
+SELECT p.id, p.user, p.host, TIMESTAMPDIFF(SECOND, t.trx_started, NOW())
+FROM information_schema.innodb_trx t JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id
+WHERE p.db = DATABASE() AND t.trx_rows_locked > 0 AND p.id <> CONNECTION_ID()
+ORDER BY t.trx_started LIMIT 3
 
 -- Where a node of Galera ends a transaction for one of another node, in the middle of a message, the statements after
 -- it are run as if nothing had happened: outside of any transaction (10.11; see test_galera). So there finish is one

@@ -112,20 +112,44 @@ ON DUPLICATE KEY UPDATE vote = VALUES(vote), tid = 0, voted = VALUES(voted)
 -- was deleted is locked as long as one that is there, and need not be removed by anyone. By a join: a DELETE with IN
 -- waits for its neighbours' rows as well (MariaDB 10.11, MySQL 9.7; see test_mysql, NobodyWaits).
 -- name: lock_created
+SET @relstore_began = SYSDATE(6);
 INSERT INTO {relstore_lock} (zoid) VALUES (?) ON DUPLICATE KEY UPDATE zoid = VALUES(zoid);
-DELETE l FROM {oids} o STRAIGHT_JOIN {relstore_lock} l ON l.zoid = o.zoid
+DELETE l FROM {oids} o STRAIGHT_JOIN {relstore_lock} l ON l.zoid = o.zoid;
+SELECT 'created', 0, 0, TIMESTAMPDIFF(MICROSECOND, @relstore_began, SYSDATE(6))
 
+-- Rows come as they are locked, so each tells when it was: NOW() is the time of the statement, SYSDATE() that of the row.
 -- name: lock_current
-SELECT 'current', zoid, tid FROM {current} FORCE INDEX (PRIMARY) WHERE zoid IN ? ORDER BY zoid FOR UPDATE
+SELECT 'current', zoid, tid, TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6))
+FROM {current} FORCE INDEX (PRIMARY) WHERE zoid IN ? ORDER BY zoid FOR UPDATE
 
 -- Shared locks come last and never wait: waiting for one while holding others deadlocks. By the primary key, because
 -- a row that is locked there may not be skipped by another index.
 -- name: lock_read
-SELECT 'shared', zoid, tid FROM {current} FORCE INDEX (PRIMARY) WHERE zoid IN ? ORDER BY zoid FOR SHARE SKIP LOCKED;
-SELECT 'read', zoid, tid FROM {current} FORCE INDEX (PRIMARY) WHERE zoid IN ?
+SELECT 'shared', zoid, tid, 0 FROM {current} FORCE INDEX (PRIMARY) WHERE zoid IN ? ORDER BY zoid FOR SHARE SKIP LOCKED;
+SELECT 'read', zoid, tid, 0 FROM {current} FORCE INDEX (PRIMARY) WHERE zoid IN ?
+
+-- Who had the lock that was not free in time? Asked when the transaction is over.
+-- name: lock_free
+SELECT 'free', zoid FROM {current} FORCE INDEX (PRIMARY) WHERE zoid IN ? ORDER BY zoid FOR UPDATE SKIP LOCKED;
+SELECT 'there', zoid FROM {current} FORCE INDEX (PRIMARY) WHERE zoid IN ?
+
+-- Not everybody may see this.
+-- name: lock_holders
+SELECT t.processlist_id, t.processlist_user, t.processlist_host, CAST(e.timer_wait DIV 1000000000000 AS SIGNED)
+FROM performance_schema.data_locks l JOIN performance_schema.threads t ON t.thread_id = l.thread_id
+    LEFT JOIN performance_schema.events_transactions_current e ON e.thread_id = l.thread_id AND e.state = 'ACTIVE'
+WHERE l.object_schema = DATABASE() AND l.object_name = '{current}' AND l.index_name = 'PRIMARY'
+    AND l.lock_data = ? AND l.lock_status = 'GRANTED' AND t.processlist_id <> CONNECTION_ID()
+ORDER BY e.timer_wait DESC LIMIT 1
+
+-- A vote writes tid 0, and finish the tid.
+-- name: unfinished
+SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;
+SELECT count(*), TIMESTAMPDIFF(SECOND, min(voted), UTC_TIMESTAMP(6)) FROM {relstore_commit}
+WHERE tid = 0 AND vote <> 0 AND session <> ?
 
 -- name: lock_commit
-SELECT 'commit', tid, 0 FROM {commit_row_lock} FOR UPDATE
+SELECT 'commit', tid, 0, TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) FROM {commit_row_lock} FOR UPDATE
 
 -- name: voted
 SELECT ({epoch}), (SELECT coalesce(max(tid), 0) FROM {last}), CONNECTION_ID()
@@ -153,7 +177,7 @@ INSERT INTO relstore_stage (zoid, prev_tid, md5, state_size, state, refs, data_t
 -- is no tid where the transaction that has voted is gone, so that nothing can be written.
 -- name: begin_finish
 SET SESSION innodb_lock_wait_timeout = ?, lock_wait_timeout = ?;
-SELECT tid INTO @relstore_locked FROM {commit_row_lock} FOR UPDATE;
+SELECT TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) INTO @relstore_waited FROM {commit_row_lock} FOR UPDATE;
 {in_order}
 SET @relstore_now = UTC_TIMESTAMP(6);
 SET @relstore_tid = coalesce(?, greatest(
@@ -196,7 +220,7 @@ DROP TEMPORARY TABLE relstore_stage
 -- The tid is returned before the COMMIT, but counts only where the whole message was answered.
 -- name: end_finish
 UPDATE {relstore_commit} SET tid = @relstore_tid WHERE session = ? AND vote = ?;
-SELECT @relstore_tid;
+SELECT @relstore_tid, @relstore_waited;
 COMMIT
 
 -- Waits until the transaction is decided. The commit of our own is for what was asked about: it must be on disk too. In a
