@@ -5,19 +5,23 @@ writes. Undo, restore and deletion are stores like any other.
 """
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from ZODB.ConflictResolution import ConflictResolvingStorage
 from ZODB.POSException import ConflictError, MultipleUndoErrors, ReadConflictError, UndoError
-from ZODB.utils import p64
+from ZODB.utils import p64, u64
 
-from relstore.adapters.base import Ballot, Metadata
+from relstore.adapters.base import Ballot, Metadata, Verdict
+from relstore.conflicts import class_name, plain
 from relstore.database import Database
-from relstore.errors import Disconnected, OutcomeUnknown, StorageError, Unavailable
+from relstore.errors import Deadlock, Disconnected, LockTimeout, OutcomeUnknown, StorageError, Unavailable
 from relstore.session import Session
 from relstore.spool import Spool
 
 # Seconds to go on asking for the outcome of a commit, while no server can be reached.
 OUTCOME_PATIENCE = 60.0
+# Bytes of another transaction's user and description that a ConflictError quotes: in all it is to have 2 kB at most.
+LONGEST_USER, LONGEST_DESCRIPTION = 200, 800
 
 
 class Transaction:
@@ -98,10 +102,10 @@ class Transaction:
         undone, wanted = self._state(oid, tid), self._state(oid, before) if before else None
         if None in (now, undone, wanted):
             raise UndoError('A later transaction changed it, or removed it.', p64(oid))
-        try:
-            return self._resolve(oid, tid, undone, current_tid, now, wanted)
-        except ConflictError as e:
-            raise UndoError('A later transaction changed it, and its class cannot resolve that.', p64(oid)) from e
+        resolved = self._resolve(oid, tid, undone, current_tid, now, wanted)
+        if resolved is None:
+            raise UndoError('A later transaction changed it, and its class cannot resolve that.', p64(oid))
+        return resolved
 
     def _state(self, oid: int, tid: int) -> bytes | None:
         row = self._database.pool.attempt(lambda session: self._adapter.load_serial(session, oid, tid))
@@ -116,16 +120,7 @@ class Transaction:
         self._check_sizes()
         self._record = Metadata(_bytes(self.metadata.user), _bytes(self.metadata.description),
                                 self.metadata.extension_bytes, self._packed)
-        pool = self._database.pool
-        self._session = pool.borrow()
-        try:
-            verdict = self._ask()
-        except Disconnected:
-            # A pooled connection that died unnoticed: nothing was done with it yet, so a new one may try.
-            self._give_back()
-            pool.retire()
-            self._session = pool.borrow()
-            verdict = self._ask()
+        verdict = self._verdict()
         self._refuse(verdict)
         resolved = [self._resolve_conflict(*conflict) for conflict in verdict.conflicts]
         self._ticket = verdict.ticket
@@ -141,7 +136,35 @@ class Transaction:
                 raise StorageError(f'Object {row.oid:#x} has {row.size:,} bytes; {self._adapter} takes {largest:,} at '
                                    'most.')
 
-    def _ask(self):
+    def _verdict(self) -> Verdict:
+        """Ask, and count what had to be waited for."""
+        conflicts, began = self._database.conflicts, time.monotonic()
+        try:
+            verdict = self._ask_on_a_live_session()
+        except LockTimeout:
+            conflicts.lock_timeout(time.monotonic() - began)
+            raise
+        except Deadlock:
+            conflicts.deadlock()
+            raise
+        for lock, seconds in verdict.waits:
+            pending = self._spool.get(lock)
+            conflicts.waited(lock, seconds, self._class_name(self._spool.state(pending)) if pending else '')
+        return verdict
+
+    def _ask_on_a_live_session(self) -> Verdict:
+        pool = self._database.pool
+        self._session = pool.borrow()
+        try:
+            return self._ask()
+        except Disconnected:
+            # A pooled connection that died unnoticed: nothing was done with it yet, so a new one may try.
+            self._give_back()
+            pool.retire()
+            self._session = pool.borrow()
+            return self._ask()
+
+    def _ask(self) -> Verdict:
         spool, issued = self._spool, self._database.oids.issued
         bases = sorted((row.oid, row.base) for row in spool if not row.restored)
         reads = sorted((oid, tid) for oid, tid in self._reads.items() if spool.get(oid) is None)
@@ -157,7 +180,7 @@ class Transaction:
         if self._highest > oids.highest:
             self._adapter.reserve_oids(self._session, self._highest)
 
-    def _refuse(self, verdict) -> None:
+    def _refuse(self, verdict: Verdict) -> None:
         if verdict.epoch_changed:
             self._session.rollback()
             self._database.poll(self._session)      # the next attempt is to know, also that of one who never polls
@@ -165,10 +188,11 @@ class Transaction:
                               'transaction read from it; nothing was stored.')
         if verdict.outdated:
             oid, tid = verdict.outdated[0]
-            raise ReadConflictError(oid=p64(oid), serials=(p64(tid), p64(self._reads[oid])))
+            raise self._conflict(ReadConflictError(oid=p64(oid), serials=(p64(tid), p64(self._reads[oid]))))
         if verdict.locked is not None:
-            raise ReadConflictError('An object that was read is being changed by another transaction',
-                                    oid=p64(verdict.locked))
+            tid = p64(self._reads[verdict.locked])
+            raise self._conflict(ReadConflictError('An object that was read is being changed by another transaction',
+                                                   oid=p64(verdict.locked), serials=(tid, tid)))
         if verdict.last_tid is not None:
             raise StorageError(f'A transaction with the tid {self._tid:#x} cannot be added: the newest in the '
                                f'database has {verdict.last_tid:#x}.')
@@ -177,10 +201,11 @@ class Transaction:
         pending = self._spool.get(oid)
         mine, base = self._spool.state(pending), pending.base
         old = self._old_state(oid, base) if base and mine is not None and current is not None else None
-        if old is None:
-            raise ConflictError(oid=p64(oid), serials=(p64(current_tid), p64(base)),
-                                data=self._database.untransform(mine) if mine else None)
-        self._spool.put(oid, base, self._resolve(oid, base, old, current_tid, current, mine))
+        resolved = None if old is None else self._resolve(oid, base, old, current_tid, current, mine)
+        if resolved is None:
+            raise self._conflict(ConflictError(oid=p64(oid), serials=(p64(current_tid), p64(base))), mine or current)
+        self._database.conflicts.conflict(oid, self._class_name(mine), resolved=True)
+        self._spool.put(oid, base, resolved)
         return oid
 
     def _old_state(self, oid: int, tid: int) -> bytes | None:
@@ -190,9 +215,46 @@ class Transaction:
             [state] = self._adapter.load_serial(self._session, oid, tid) or [None]
         return state
 
-    def _resolve(self, oid: int, old_tid: int, old: bytes, current_tid: int, current: bytes, mine: bytes) -> bytes:
+    def _resolve(
+        self, oid: int, old_tid: int, old: bytes, current_tid: int, current: bytes, mine: bytes
+    ) -> bytes | None:
+        """Return what the object's class makes of both changes, or None if it cannot."""
         resolver = _Resolver(self._database, old)
-        return resolver.tryToResolveConflict(p64(oid), p64(current_tid), p64(old_tid), mine, current)
+        try:
+            return resolver.tryToResolveConflict(p64(oid), p64(current_tid), p64(old_tid), mine, current)
+        except (ConflictError, IndexError, TypeError, ValueError):
+            return None     # the others are ZODB's, where it looks for the class in what is no record
+
+    def _conflict(self, error: ConflictError, record: bytes | None = None) -> ConflictError:
+        """Add to an error what is known of the object and of the other transaction; count it, and return it.
+
+        The transaction ends here: others may wait for its locks. error: with oid and serials. record: a state of the
+        object, if one is at hand.
+        """
+        oid, (theirs, mine) = u64(error.oid), map(u64, error.serials)
+        record, author = record or self._database.cache.revision(oid, mine), None
+        with suppress(StorageError):        # that it failed is certain; what more can be told is not
+            self._session.rollback()
+            if record is None:
+                record, _ = self._adapter.load_now(self._session, oid) or (None, 0)
+            if theirs != mine:
+                author = self._adapter.author(self._session, theirs)
+        name = self._class_name(record)
+        self._database.conflicts.conflict(oid, name, resolved=False)
+        error.class_name = name or None
+        if author is not None:
+            user, description = author
+            texts = [('user', plain(user or b'', LONGEST_USER)),
+                     ('description', plain(description or b'', LONGEST_DESCRIPTION))]
+            said = ', '.join(f'{what} "{text}"' for what, text in texts if text)
+            error.message += f'; the other transaction: {said}' if said else ''
+        return error
+
+    def _class_name(self, record: bytes | None) -> str:
+        try:
+            return class_name(self._database.untransform(record)) if record else ''
+        except Exception:       # whatever a wrapper raises where it did not wrap
+            return ''
 
     # Finish -------------------------------------------------------------------------------------------------------
 
@@ -204,9 +266,9 @@ class Transaction:
         """
         with self._database.announced():
             try:
-                tid, _ = self._adapter.finish(self._session, self._ticket, self._tid, self._record, self._batches)
+                tid, waited = self._adapter.finish(self._session, self._ticket, self._tid, self._record, self._batches)
             except Exception as e:
-                tid = self._outcome(e)
+                tid, waited = self._outcome(e), 0.0
             except BaseException:
                 self._session.broken = True
                 raise
@@ -217,6 +279,7 @@ class Transaction:
             self._database.tier.committed(tid, ((row.oid, row.held, row.refs) for row in rows), self._generation)
         self._database.oids.highest = max(self._database.oids.highest, self._highest)
         self.close()
+        self._database.conflicts.committed(waited)
         return tid
 
     def _outcome(self, error: Exception) -> int:
@@ -236,6 +299,8 @@ class Transaction:
                                          f'happened cannot be told: {e}') from error
                 time.sleep(0.1)
         if tid is None:
+            if isinstance(error, Deadlock):
+                self._database.conflicts.deadlock()
             raise error
         return tid
 

@@ -9,6 +9,7 @@ from functools import cache, partial
 
 from relstore.adapters.base import MAX_TID, Adapter
 from relstore.cache import Cache
+from relstore.conflicts import Conflicts
 from relstore.counter import CommitCounter
 from relstore.errors import OutcomeUnknown
 from relstore.memcache import Memcached, split_servers
@@ -40,6 +41,7 @@ class Database:
         self.oids = OidAllocator(lambda count: self.pool.attempt(lambda s: adapter.new_oids(s, count)),
                                  options.pool_timeout)
         self.ahead = Counts()
+        self.conflicts = Conflicts()
         self.memcached: Memcached | None = None
         self.tier: Tier | None = None           # what the processes that share memcached have loaded
         self.counter: CommitCounter | None = None       # of their commits
@@ -210,6 +212,7 @@ class Database:
 
     def close(self) -> None:
         self.pool.close()
+        self.conflicts.close()
         if self.warm is not None:
             self.warm.close()
         if self.memcached is not None:
@@ -218,7 +221,8 @@ class Database:
 
     def _after_fork(self) -> None:
         self._lock = threading.Lock()
-        for part in (self.pool, self.oids, self.cache, self.polling, self.memcached, self.counter, self.warm):
+        for part in (self.pool, self.oids, self.cache, self.conflicts, self.polling, self.memcached, self.counter,
+                     self.warm):
             if part is not None:
                 part.after_fork()
         self._forked = True

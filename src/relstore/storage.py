@@ -22,6 +22,7 @@ from zope.interface import alsoProvides, implementer
 from relstore import history, iterate, transfer
 from relstore.adapters.base import MAX_TID, Adapter
 from relstore.commit import Transaction
+from relstore.conflicts import ObjectConflicts
 from relstore.database import Database
 from relstore.errors import StorageError, Unavailable
 from relstore.options import Options
@@ -441,6 +442,24 @@ class RelStore(UndoLogCompatible):
         the database what changed; polls_saved: those that an answer was there for.
         """
         return self._database.cache_stats()
+
+    def commit_stats(self) -> dict[str, int | float]:
+        """Return counts since the storage was opened, by this process, and what was waited for, in seconds.
+
+        commits. conflicts_resolved, conflicts_failed: of objects. deadlocks: transactions that the database ended.
+        lock_timeouts: transactions that were given up, because a lock was not free within `commit-lock-timeout`;
+        waited_in_vain: what they waited. waited_objects: for locks of objects; waited_commit: for the one lock of all
+        that commit; waited_everybody: for who keeps all others out, a large transaction or a pack. longest_wait: the
+        longest of all.
+        """
+        return self._database.conflicts.stats()
+
+    def conflicts(self) -> list[ObjectConflicts]:
+        """Return the objects over which transactions conflicted, or waited for each other, most conflicts first.
+
+        A thousand at most, as this process saw it since the storage was opened. See ObjectConflicts.
+        """
+        return self._database.conflicts.objects()
 
     def pack(self, pack_time: float, referencesf: Callable) -> None:
         raise Unsupported('This version of relstore cannot pack a database yet; nothing was removed.')

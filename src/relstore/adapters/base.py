@@ -265,6 +265,10 @@ class Adapter:
         """Return (tid, size, user, description, extension) of the newest `size` revisions, newest first."""
         return session.all(self.sql.history, (oid, size))
 
+    def author(self, session: Session, tid: int) -> tuple[bytes | None, bytes | None] | None:
+        """Return the beginnings of a transaction's user and description, or None if there is no such record."""
+        return session.one(self.sql.author, (tid,)) if self.keep_history else None
+
     def undo_log(self, session: Session, before: int, size: int) -> list[tuple]:
         """Return a page of (tid, user, description, extension) older than `before`, newest first."""
         return session.all(self.sql.undo_log, (before, size))

@@ -91,6 +91,7 @@ PARAMETERS = {
     'history': lambda s: (s.oid, 20),
     'undo_log': lambda s: (MAX_TID, 200),
     'transaction_is_undoable': lambda s: (s.tid,),
+    'author': lambda s: (s.tid,),
     'undo': lambda s: (s.tid,),
     'transactions': lambda s: (s.tid, MAX_TID, 100),
     'records': lambda s: (s.tid, s.oid - 20, 100),

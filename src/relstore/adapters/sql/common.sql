@@ -71,6 +71,9 @@ WHERE s.zoid = ? ORDER BY s.tid DESC LIMIT ?
 -- name: history [hf]
 SELECT tid, state_size, NULL, NULL, NULL FROM {object_state} WHERE zoid = ? LIMIT ?
 
+-- name: author [hp]
+SELECT substr(username, 1, 1000), substr(description, 1, 1000) FROM {transaction} WHERE tid = ?
+
 -- A page of what can be undone, older than a tid.
 -- name: undo_log [hp]
 SELECT tid, username, description, extension FROM {transaction}

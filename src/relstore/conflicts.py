@@ -1,0 +1,238 @@
+"""Conflicts: which objects transactions quarrel over, and how long commits wait for locks."""
+import logging
+import pickletools
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ZODB.utils import p64
+
+from relstore.adapters.base import COMMIT_LOCK, EVERYBODY, SOME_OBJECTS
+
+OBJECTS = 1000          # that are remembered
+PERIOD = 60.0           # seconds between two lines in the log, at least
+TOP = 5                 # objects in a line
+
+# Bytes of a record in which its class is looked for, and of the name as it is shown.
+HEAD, NAME = 4096, 300
+
+log = logging.getLogger('relstore.conflicts')       # a name of its own: it can be turned up or down alone
+
+# How ZODB writes a class: as a global, alone or first in a tuple.
+_GLOBAL = re.compile(rb'(?:\x80.)?\(?c([^\n]+)\n([^\n]+)\n', re.DOTALL)
+
+
+class ObjectConflicts(NamedTuple):
+    """What one object has cost, in this process.
+
+    conflicts: how often a transaction was based on a revision that was not current any more when it was committed; each
+    is resolved or failed. waited: seconds that commits have waited for its lock. last: the last time that any of this
+    happened, in seconds since 1970.
+    """
+    oid: bytes
+    class_name: str     # with its module; '' if it is not known
+    conflicts: int
+    resolved: int
+    failed: int
+    waited: float
+    last: float
+
+
+@dataclass(slots=True)
+class _Tally:
+    class_name: str = ''
+    resolved: int = 0
+    failed: int = 0
+    waited: float = 0.0
+    last: float = 0.0
+
+    @property
+    def rank(self) -> tuple[int, float, float]:
+        return self.resolved + self.failed, self.waited, self.last
+
+
+@dataclass(slots=True)
+class _Period:
+    """Counts from some moment on. Of too many objects a quarter is forgotten, those with the fewest conflicts."""
+    began: float = field(default_factory=time.monotonic)
+    resolved: int = 0
+    failed: int = 0
+    deadlocks: int = 0
+    lock_timeouts: int = 0
+    waited_objects: float = 0.0
+    waited_commit: float = 0.0
+    waited_everybody: float = 0.0
+    waited_in_vain: float = 0.0
+    longest_wait: float = 0.0
+    objects: dict[int, _Tally] = field(default_factory=dict)
+
+    def conflict(self, oid: int, class_name: str, resolved: bool) -> None:
+        tally = self._tally(oid, class_name)
+        for counts in self, tally:
+            counts.resolved += resolved
+            counts.failed += not resolved
+
+    def wait(self, lock: int, class_name: str, seconds: float) -> None:
+        self.longest_wait = max(self.longest_wait, seconds)
+        if lock == COMMIT_LOCK:
+            self.waited_commit += seconds
+        elif lock == EVERYBODY:
+            self.waited_everybody += seconds
+        else:
+            self.waited_objects += seconds
+            if lock != SOME_OBJECTS:
+                self._tally(lock, class_name).waited += seconds
+
+    def lock_timeout(self, seconds: float) -> None:
+        self.longest_wait = max(self.longest_wait, seconds)
+        self.lock_timeouts += 1
+        self.waited_in_vain += seconds
+
+    def deadlock(self) -> None:
+        self.deadlocks += 1
+
+    def top(self, count: int) -> list[tuple[int, _Tally]]:
+        return sorted(self.objects.items(), key=lambda item: item[1].rank, reverse=True)[:count]
+
+    def _tally(self, oid: int, class_name: str) -> _Tally:
+        if oid not in self.objects and len(self.objects) >= OBJECTS:
+            self.objects = dict(self.top(OBJECTS * 3 // 4))
+        tally = self.objects.setdefault(oid, _Tally())
+        tally.class_name = class_name or tally.class_name
+        tally.last = time.time()
+        return tally
+
+
+class Conflicts:
+    """Counts since the database was opened, by this process. Thread-safe and bounded; a commit without a conflict that
+    waited for nothing takes no lock.
+
+    The log is told what came together, in one line, not more often than once a minute: as a WARNING if transactions
+    failed, else as INFO. Each single thing is DEBUG.
+    """
+
+    def __init__(self):
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Begin anew: what the parent has counted is the parent's."""
+        self._lock = threading.Lock()
+        self._commits = 0
+        self._all = _Period()
+        self._untold: _Period | None = None     # what the log was not told yet, if there is any
+        self._told = -PERIOD                    # when it was told last, by the monotonic clock
+
+    def committed(self, waited: float) -> None:
+        """Count a commit, and the seconds that it waited for the commit lock to finish."""
+        self._commits += 1
+        if waited:
+            self.waited(COMMIT_LOCK, waited)
+        elif self._untold is not None:
+            self._tell()
+
+    def conflict(self, oid: int, class_name: str, resolved: bool) -> None:
+        log.debug('Conflict on oid %#x, class %s: %s', oid, class_name, 'resolved' if resolved else 'failed')
+        self._count(lambda period: period.conflict(oid, class_name, resolved))
+
+    def waited(self, lock: int, seconds: float, class_name: str = '') -> None:
+        """Count that a commit waited for an object's lock, or for another; see adapters.base."""
+        log.debug('Waited %.3f s for lock %#x %s', seconds, lock, class_name)
+        self._count(lambda period: period.wait(lock, class_name, seconds))
+
+    def lock_timeout(self, seconds: float) -> None:
+        self._count(lambda period: period.lock_timeout(seconds))
+
+    def deadlock(self) -> None:
+        self._count(_Period.deadlock)
+
+    def objects(self) -> list[ObjectConflicts]:
+        """Return what is known of each object, those with the most conflicts first."""
+        with self._lock:
+            return [ObjectConflicts(p64(oid), tally.class_name, tally.resolved + tally.failed, tally.resolved,
+                                    tally.failed, tally.waited, tally.last) for oid, tally in self._all.top(OBJECTS)]
+
+    def stats(self) -> dict[str, int | float]:
+        counts = self._all
+        return {
+            'commits': self._commits,
+            'conflicts_resolved': counts.resolved,
+            'conflicts_failed': counts.failed,
+            'deadlocks': counts.deadlocks,
+            'lock_timeouts': counts.lock_timeouts,
+            'waited_objects': counts.waited_objects,
+            'waited_commit': counts.waited_commit,
+            'waited_everybody': counts.waited_everybody,
+            'waited_in_vain': counts.waited_in_vain,
+            'longest_wait': counts.longest_wait,
+        }
+
+    def close(self) -> None:
+        """Tell the log what it was not told, and forget everything."""
+        self._tell(at_once=True)
+        self.after_fork()
+
+    def _count(self, event: Callable[[_Period], None]) -> None:
+        with self._lock:
+            if self._untold is None:
+                self._untold = _Period()
+            for period in self._all, self._untold:
+                event(period)
+        self._tell()
+
+    def _tell(self, at_once: bool = False) -> None:
+        now = time.monotonic()
+        with self._lock:
+            if self._untold is None or now < self._told + PERIOD and not at_once:
+                return
+            untold, self._untold, self._told = self._untold, None, now
+        log.log(logging.WARNING if untold.failed or untold.deadlocks or untold.lock_timeouts else logging.INFO,
+                '%s', _line(untold, now))
+
+
+def _line(period: _Period, now: float) -> str:
+    waited = period.waited_objects + period.waited_commit + period.waited_everybody + period.waited_in_vain
+    facts = [(period.resolved, 'conflicts resolved'), (period.failed, 'conflicts failed'),
+             (period.deadlocks, 'deadlocks'), (period.lock_timeouts, 'lock timeouts')]
+    said = [f'{count} {what}' for count, what in facts if count]
+    if waited:
+        said.append(f'{waited:.3f} s waited for locks (the longest {period.longest_wait:.3f} s)')
+    line = f'In the last {now - period.began:.0f} s: {", ".join(said)}.'
+    for oid, tally in period.top(TOP):
+        line += (f' Oid {oid:#x}, class {tally.class_name or "?"}: {tally.resolved} resolved, {tally.failed} failed, '
+                 f'{tally.waited:.3f} s waited.')
+    return line
+
+
+def class_name(record: bytes | None) -> str:
+    """Return the module and class that a record names, or '' if it cannot be told. Nothing is imported or run."""
+    head = (record or b'')[:HEAD]
+    found = _GLOBAL.match(head)
+    if found:
+        return plain(b'.'.join(found.groups()), NAME)
+    texts = []
+    try:
+        for opcode, argument, _ in pickletools.genops(head):
+            if opcode.name == 'GLOBAL':
+                return plain(argument.replace(' ', '.'), NAME)
+            if opcode.name in ('STACK_GLOBAL', 'TUPLE', 'TUPLE2') and len(texts) > 1:
+                return plain('.'.join(texts[-2:]), NAME)
+            if opcode.name == 'STOP':
+                break
+            if isinstance(argument, str):
+                texts.append(argument)
+    except ValueError:
+        return ''       # damaged, or something else than a pickle
+    return ''
+
+
+def plain(text: bytes | str, limit: int) -> str:
+    """Return a text of `limit` bytes at most, in UTF-8, on one line, without what is not printed."""
+    if isinstance(text, bytes):
+        text = text[:4 * limit].decode('utf-8', 'replace')
+    line = ' '.join(''.join([c if c.isprintable() else ' ' for c in text[:4 * limit]]).split())
+    if len(line.encode()) <= limit:
+        return line
+    return line.encode()[:limit - 3].decode('utf-8', 'ignore') + '...'
