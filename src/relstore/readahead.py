@@ -107,6 +107,7 @@ class ReadAhead:
     def __init__(self, cache: Cache, counts: Counts, untransform: Callable[[bytes], bytes]):
         self._cache, self._counts, self._untransform = cache, counts, untransform
         self._classes: dict[bytes, _Class] = {}
+        self._last_class: tuple[bytes, _Class | None] = b'', None     # how its records begin, and the class
         self._unjudged: deque[tuple[_Window, list[int]]] = deque()
         self._left_alone = 0
         # Referrers by their own oid, and by what they refer to: those used last, and those used before them.
@@ -132,6 +133,9 @@ class ReadAhead:
 
     def _class(self, state: bytes) -> _Class:
         # A record begins with two lines, the module and the name; one that a storage wrapper has changed does not.
+        start, cls = self._last_class
+        if cls is not None and state.startswith(start):
+            return cls
         end = state.find(b'\n', state.find(b'\n', 0, 200) + 1, 300)
         name = state[2:end] if end > 0 and state[0] == 0x80 else b''
         cls = self._classes.get(name)
@@ -140,6 +144,8 @@ class ReadAhead:
             if len(kinds) >= CLASSES and name not in kinds:
                 name = b''
             cls = self._classes[name] = _Class(kinds.setdefault(name, Kind(name)))
+        if name:
+            self._last_class = state[:end + 1], cls
         return cls
 
     def _remember(self, referrer: _Referrer) -> None:
@@ -164,10 +170,10 @@ class ReadAhead:
                 self._remember(referrer)
         return referrer
 
-    def _in_hit(self, oid: int, hit: bytes | None) -> _Referrer | None:
+    def _in_hit(self, oid: int, hit: bytes) -> _Referrer | None:
         """Return the referrer that the hit state is, if it refers to the object."""
         # Q pushes a reference. Where a storage wrapper has changed the record, it is a guess less.
-        if hit is None or b'Q' not in hit or len(hit) > LARGEST_HIT:
+        if b'Q' not in hit or len(hit) > LARGEST_HIT:
             return None
         packed, state = _pack(oid), self._untransform(hit)
         if packed not in state:
@@ -199,25 +205,31 @@ class ReadAhead:
 
         hit: the state that the view has found in the cache last, if that was since the last miss.
         """
-        referrer = self._parents.get(oid) or self._older_parents.get(oid) or self._in_hit(oid, hit)
+        referrer = self._parents.get(oid) or self._older_parents.get(oid)
         if referrer is None:
-            return []
+            referrer = None if hit is None else self._in_hit(oid, hit)
+            if referrer is None:
+                return []
         cls, along = referrer.cls, referrer.along
         across = cls.across
         last, last_oid, cls.last, cls.last_oid = cls.last, cls.last_oid, referrer, oid
         if not (cls.kind.along or across.size or across.fetched or along and (along.size or along.fetched)):
-            # Nothing has been worth it: let the miss pass quickly, unless it may be one in order.
+            # Nothing has been worth it: let the miss pass quickly, but for a few that show if they are in order again;
+            # the fewer, the longer it takes to find the place.
             cls.passed += 1
-            if last is not referrer and cls.passed % PATIENCE:
+            if cls.passed % (PATIENCE + len(referrer.refs) // 256):
                 return []
-        self._parent(oid)
         if along is None:
             along = referrer.along = _Window(cls.kind, 'along')
         self._judge(along, along.fetched)
         self._judge(across, across.fetched)
         place = _place(_pack(oid), referrer.refs)
         if last is not None and not (along.size and across.size):
-            self._reopen(referrer, place, last, _place(_pack(last_oid), last.refs))
+            self._reopen(referrer, place, last, _pack(last_oid))
+        if not (along.size or across.size):
+            return []
+        if oid not in self._parents:
+            self._remember(referrer)    # keep it in mind
         found: dict[int, None] = {}
         if along.size:
             along.fetched = self._along(referrer, place, oid, at, found)
@@ -227,13 +239,13 @@ class ReadAhead:
         self._counts.fetched += len(found)
         return list(found)
 
-    def _reopen(self, referrer: _Referrer, place: int, last: _Referrer, last_place: int) -> None:
+    def _reopen(self, referrer: _Referrer, place: int, last: _Referrer, last_oid: bytes) -> None:
         """Open a closed window if this miss follows the last one of the class that way."""
         along, across = referrer.along, referrer.cls.across
         if last is referrer:
-            if not along.size and place == last_place + 1:
+            if not along.size and referrer.refs[8 * place - 8:8 * place] == last_oid:
                 along.size = REOPENED
-        elif not across.size and place == last_place:
+        elif not across.size and last.refs[8 * place:8 * place + 8] == last_oid:
             _, following = next(self._siblings(last), (None, None))
             if following is referrer:
                 across.size = REOPENED

@@ -222,7 +222,8 @@ class RelStore(UndoLogCompatible):
                 raise ReadConflictError('The revision that this transaction sees is gone', oid=p64(oid))
         elif row[0] is not None:
             self._cache.put(oid, row[1], row[0], at, self._generation)
-            self._ahead.saw(oid, row[0], row[2])
+            if row[2] != b'':
+                self._ahead.saw(oid, row[0], row[2])
         return row
 
     def _fetch(
