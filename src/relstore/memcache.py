@@ -125,7 +125,8 @@ class Pylibmc:
 
 
 # The one to be preferred first: pylibmc reads faster, but a broken answer can break its C library, and with that the
-# process (libmemcached 1.0.16, 'VALUE' and a key of 300 characters: "double free or corruption").
+# process. Seen with libmemcached 1.0.16: "double free or corruption" by a VALUE whose key has 300 characters, and by a
+# hundred VALUEs for a few keys. Its binary protocol breaks more often: by nearly every series of random answers.
 MODULES = {'pymemcache': Pymemcache, 'pylibmc': Pylibmc}
 # RelStorage's names for cache-module-name.
 FORMER_MODULES = {
