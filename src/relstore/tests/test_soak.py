@@ -18,11 +18,13 @@ from relstore.tests.servers import postgresql_programs, require_memcached
 from relstore.tests.soak import clients, world
 from relstore.tests.soak.clients import (
     HASTE,
-    PAUSE,
     REST,
+    RETRY,
     SEEN_AFTER,
     WORK,
+    WRITERS,
     Board,
+    Listener,
     Plan,
     Reader,
     Told,
@@ -44,6 +46,7 @@ class Smoke(unittest.TestCase):
         self.assertTrue(any('memcached' in way for way in data['disturbed']), data['disturbed'])
         self.assertIn('cache_servers', data['settings']['options'])
         self.assertGreater(data['counts']['polls_saved'], 20)
+        self.assertGreater(data['counts']['pauses without memcached'], 0)      # it was killed
 
     def soak(self, *more, seed):
         """Run it, look at what it tells, and return that."""
@@ -165,8 +168,10 @@ class WithMemcached(unittest.TestCase):
     """What a view must show at any time of a run, by a clock of the test's own."""
 
     def setUp(self):
-        self.board = Board(sites=1, processes=1)
+        self.board = Board(sites=1, processes=2)
         self.commits = self.board.acknowledged[0]
+        self.log = logging.Logger('relstore')
+        self.log.addHandler(Listener(self.board, 0))
         self.told = Told(self.board, self.commits)
         patch = mock.patch.object(clients, 'time', mock.Mock(monotonic=lambda: self.now))
         patch.start()
@@ -177,51 +182,79 @@ class WithMemcached(unittest.TestCase):
         self.now = now
         return self.told.least()[0]
 
+    def leave_alone(self, now):
+        self.now = now
+        self.log.warning('memcached %s does not answer as it should (%r).', '127.0.0.1:1', TimeoutError('slow'))
+
+    def use_again(self, now):
+        self.now = now
+        self.log.info('memcached %s answers again.', '127.0.0.1:1')
+
     def test_at_once_while_nothing_happens(self):
         for now in range(1000, 1010):
             self.commits[0] += 1
             self.assertEqual(self.least(now), self.commits[0])
 
-    def test_late_after_a_disturbance_and_only_then(self):
+    def test_late_while_its_process_leaves_it_alone_and_only_then(self):
         self.commits[0] = 7
         self.assertEqual(self.least(1000), 7)
-        self.now = 1001
-        with self.board.unreachable():
-            self.assertEqual(self.least(1001.1), 7)         # what was before is not in doubt
-            self.commits[0] = 8
-            self.assertEqual(self.least(1002), 7)
-            self.assertEqual(self.least(1002 + SEEN_AFTER), 7)
-            self.assertEqual(self.least(1002.1 + SEEN_AFTER), 8)
-            self.now = 1011
-        again = 1011 + 10 + PAUSE + HASTE                   # all can reach it
+        self.leave_alone(1001)
+        self.assertEqual(self.least(1001.1), 7)             # what was before is not in doubt
+        self.commits[0] = 8
+        self.assertEqual(self.least(1002), 7)
+        self.assertEqual(self.least(1002 + SEEN_AFTER), 7)
+        self.assertEqual(self.least(1002.1 + SEEN_AFTER), 8)
         self.commits[0] = 9
-        self.assertEqual(self.least(again), 8)
-        self.assertEqual(self.least(again + SEEN_AFTER + 0.1), 9)
+        self.use_again(1011)
+        self.assertEqual(self.least(1011 + RETRY + HASTE), 8)
+        self.assertEqual(self.least(1011.1 + RETRY + HASTE), 9)
         self.commits[0] = 10
-        self.assertEqual(self.least(again + SEEN_AFTER + 0.2), 10)
+        self.assertEqual(self.least(1011.2 + RETRY + HASTE), 10)
 
-    def test_late_after_a_process_could_not_reach_it(self):
-        self.least(1000)
-        log = logging.Logger('relstore')
-        log.addHandler(clients.Listener(self.board))
+    def test_others_are_not_excused(self):
+        other = WRITERS                                     # the first of the other process
+        self.leave_alone(1000)
+        self.commits[other] = 1
         self.now = 1001
-        self.commits[0] = 1
-        log.warning('something else')
-        self.assertEqual(self.least(1001), 1)
-        self.commits[0] = 2
-        log.warning('memcached %s does not answer as it should (%r).', '127.0.0.1:1', TimeoutError('slow'))
-        self.assertEqual(self.least(1001.1), 0)
-        self.assertEqual(self.least(1001.2 + SEEN_AFTER), 2)
+        self.assertEqual(self.told.least()[other], 1)
 
-    def test_disturbances_that_follow_each_other(self):
+    def test_pauses_that_follow_each_other(self):
         self.least(1000)
-        with self.board.unreachable():
-            self.now = 1001
+        for begin in range(1001, 1005):
+            self.leave_alone(begin)
+            self.commits[0] += begin == 1001
+            self.assertEqual(self.least(begin + 0.1), begin + 0.1 > 1001.1 + SEEN_AFTER)
+            self.use_again(begin + 0.2)
+
+    def test_storages_of_a_process_that_leave_it_alone_by_turns(self):
+        self.least(1000)
+        self.leave_alone(1001)
+        self.leave_alone(1002)
+        self.use_again(1003)
         self.commits[0] = 1
-        self.assertEqual(self.least(1001.5), 0)
-        with self.board.unreachable():
-            self.assertEqual(self.least(1001.6), 0)         # that it is known is not sure yet
-            self.assertEqual(self.least(1001.6 + SEEN_AFTER), 1)
+        self.assertEqual(self.least(1003.2 + RETRY + HASTE), 0)
+        self.use_again(1005)
+        self.assertEqual(self.least(1005.1 + RETRY + HASTE), 1)
+
+    def test_something_else_is_logged(self):
+        self.log.warning('something else')
+        self.log.warning('memcached %s is strange.', '127.0.0.1:1')
+        self.commits[0] = 1
+        self.assertEqual(self.least(1001), 1)
+
+    def test_a_process_that_is_killed_and_did_not_tell(self):
+        self.least(1000)
+        self.leave_alone(1001)
+        self.commits[0] = 1
+        self.now = 1002
+        self.board.starts(0)
+        self.assertEqual(self.least(1002.1), 0)
+        self.assertEqual(self.least(1002.1 + SEEN_AFTER), 1)
+        self.commits[0] = 2
+        self.assertEqual(self.least(1002.2 + SEEN_AFTER), 2)
+        self.board.starts(0)                                # it had told all
+        self.commits[0] = 3
+        self.assertEqual(self.least(1002.3 + SEEN_AFTER), 3)
 
 
 class Judging(unittest.TestCase):

@@ -8,8 +8,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.sharedctypes import RawArray, RawValue
@@ -20,8 +20,8 @@ from transaction.interfaces import NoTransaction, TransientError
 from ZODB import DB
 from ZODB.POSException import ConflictError
 
+from relstore.counter import RETRY
 from relstore.errors import OutcomeUnknown
-from relstore.memcache import PAUSE, TIMEOUT
 from relstore.tests.soak import world
 from relstore.tests.soak.places import POLL_INTERVAL, Site
 
@@ -45,28 +45,24 @@ class Board:
         self.stop = RawValue('b', 0)
         self.crashes = RawValue('q', 0)     # of the server: what was seen, and not acknowledged, may be gone
         self.calm = RawValue('d', 0.0)      # time.monotonic() from which on no transaction may fail
-        # Between which times a process that commits may have been unable to reach the memcached.
-        self.apart, self.together = RawValue('d', 0.0), RawValue('d', 0.0)
+        # By process: between which times its commits may have been unknown to the others.
+        self.apart, self.together = RawArray('d', processes), RawArray('d', processes)
 
-    def missed(self, seconds: float) -> None:
-        """A process could not reach the memcached: it took so long to see, and it leaves it alone for as long again."""
+    def leaves_alone(self, process: int) -> None:
+        """It cannot reach the memcached: so it cannot tell the others of what it commits from now on."""
         now = time.monotonic()
-        if now - seconds > self.together.value + SEEN_AFTER:
-            self.apart.value = now - seconds
-        self.together.value = max(self.together.value, now + seconds + PAUSE + HASTE)
+        if now > self.together[process]:
+            self.apart[process] = now
+        self.together[process] = float('inf')
 
-    @contextmanager
-    def unreachable(self) -> Iterator[None]:
-        """Meanwhile the memcached is disturbed; clients leave it alone for as long again, and a little."""
-        begun = time.monotonic()
-        if begun > self.together.value + SEEN_AFTER:
-            self.apart.value = begun
-        self.together.value = float('inf')
-        try:
-            yield
-        finally:
-            ended = time.monotonic()
-            self.together.value = ended + (ended - begun) + PAUSE + HASTE
+    def returns(self, process: int) -> None:
+        """It reaches the memcached, and tells the others as soon as it tries: then they know all."""
+        self.together[process] = time.monotonic() + RETRY + HASTE
+
+    def starts(self, process: int) -> None:
+        """It is new. What the one before it could not tell, nobody will."""
+        if self.together[process] == float('inf'):
+            self.together[process] = time.monotonic() + SEEN_AFTER
 
 
 @dataclass(frozen=True)
@@ -179,18 +175,27 @@ class Writer(Client):
 
 
 class Listener(logging.Handler):
-    """Takes what is logged, for ZODB and relstore tell of every lost connection, and notes what readers have to know.
-
-    On a busy machine memcached may be slow though nobody disturbs it, and who commits then is seen late, too.
+    """Takes what is logged, for ZODB and relstore tell of every lost connection, and notes what readers have to know:
+    when the process leaves a memcached alone, whatever the reason, and when it uses it again.
     """
 
-    def __init__(self, board: Board):
+    def __init__(self, board: Board, process: int):
         super().__init__()
-        self.board = board
+        self.board, self.process = board, process
+        self.pauses = 0         # that have begun
+        self.alone = 0          # storages that leave it alone now
 
     def emit(self, record):
-        if record.name == 'relstore' and record.msg.startswith('memcached %s does not answer'):
-            self.board.missed(TIMEOUT + HASTE)
+        if record.name != 'relstore':
+            return
+        if record.msg.startswith('memcached %s does not answer'):
+            self.pauses += 1
+            self.alone += 1
+            self.board.leaves_alone(self.process)
+        elif record.msg.startswith('memcached %s answers again'):
+            self.alone -= 1
+            if not self.alone:
+                self.board.returns(self.process)
 
 
 class Told:
@@ -202,15 +207,18 @@ class Told:
 
     def least(self) -> list[int]:
         """Return how many commits of each writer a view shows that is taken now."""
-        told = list(self.acknowledged)
+        told = list(self.acknowledged)      # first: what is told here was noted before, if it could not be told to all
         now = time.monotonic()
         while len(self._before) > 1 and self._before[1][0] < now - SEEN_AFTER:
             self._before.popleft()
         self._before.append((now, told))
-        if now > self.board.together.value + SEEN_AFTER:
-            return told
-        known = max(self.board.apart.value, now - SEEN_AFTER)
-        return next((what for when, what in reversed(self._before) if when < known), [0] * len(told))
+        return [count if now > self.board.together[number // WRITERS] else self._known(number, now)
+                for number, count in enumerate(told)]
+
+    def _known(self, writer: int, now: float) -> int:
+        """Return how many of the writer's commits all know, though its process may have left the memcached alone."""
+        known = max(self.board.apart[writer // WRITERS], now - SEEN_AFTER)
+        return next((what[writer] for when, what in reversed(self._before) if when < known), 0)
 
 
 class Reader(Client):
@@ -241,8 +249,9 @@ class Reader(Client):
 def work(plan: Plan, board: Board, pipe: Connection) -> None:
     """Be a process: report each second, until the board says stop or nobody listens any more."""
     faulthandler.enable()
-    logging.disable(logging.INFO)
-    logging.getLogger().addHandler(Listener(board))
+    logging.getLogger().addHandler(listener := Listener(board, plan.number))
+    logging.getLogger('relstore').setLevel(logging.INFO)
+    board.starts(plan.number)
     with ExitStack() as stack:
         stores = [_patiently(lambda site=site: site.open(plan.options), board) for site in plan.sites]
         dbs = [stack.enter_context(closing(DB(store, cache_size=CONNECTION_OBJECTS))) for store in stores]
@@ -254,13 +263,13 @@ def work(plan: Plan, board: Board, pipe: Connection) -> None:
         while not board.stop.value:
             wait(1)
             try:
-                pipe.send(_report(clients, stores))
+                pipe.send(_report(clients, stores, listener))
             except BrokenPipeError:
                 return
         deadline = time.monotonic() + SECONDS_TO_STOP
         for thread in threads:
             thread.join(max(0, deadline - time.monotonic()))
-        report = _report(clients, stores)
+        report = _report(clients, stores, listener)
         if any(thread.is_alive() for thread in threads):
             faulthandler.dump_traceback(sys.stderr)
             report['failures'].append(f'A thread still works {SECONDS_TO_STOP} s after it was told to stop')
@@ -294,8 +303,8 @@ def _clients(plan: Plan, board: Board, site: int, db: DB) -> list[Client]:
     return clients
 
 
-def _report(clients: list[Client], stores: list) -> dict[str, Any]:
-    counts: collections.Counter[str] = collections.Counter()
+def _report(clients: list[Client], stores: list, listener: Listener) -> dict[str, Any]:
+    counts = collections.Counter({'pauses without memcached': listener.pauses} if listener.pauses else {})
     for client in clients:
         counts.update(client.counts.copy())
     for store in stores:
