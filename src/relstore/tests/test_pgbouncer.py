@@ -26,10 +26,9 @@ from relstore.tests.backends import (
     Psycopg3PooledHistoryPreserving,
     cases,
 )
-from relstore.tests.servers import PgBouncerServer, require_pgbouncer, require_postgresql
+from relstore.tests.servers import DurableLayer, PgBouncerServer, require_pgbouncer, require_postgresql
 from relstore.tests.test_faults import commit, exists, state, value_of
 from relstore.tests.test_promises import voted
-from relstore.tests.test_protocol import DurableLayer
 from relstore.tests.watch import Watch
 
 BACKEND = 'SELECT pg_backend_pid()'

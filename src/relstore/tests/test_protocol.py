@@ -39,6 +39,7 @@ from relstore.tests.backends import (
     cases,
 )
 from relstore.tests.servers import (
+    DurableLayer,
     PostgreSQLServer,
     kill_and_wait,
     open_process,
@@ -906,25 +907,6 @@ class GroupCommit(TestCase):
     def test_off(self):
         """One holds the lock until its commit is on disk, and only then is it seen."""
         self.assertEqual(self._together('psycopg2', True, group_commit=False), (0, 1))
-
-
-class DurableLayer:
-    """A server of our own that keeps what it has acknowledged."""
-
-    server: PostgreSQLServer | None = None
-
-    @classmethod
-    def setUp(cls):
-        if postgresql_programs():
-            # wal_level: above minimal the next transaction's number is logged now and then.
-            cls.server = PostgreSQLServer({'wal_level': 'minimal', 'max_wal_senders': 0}, durable=True)
-            cls.server.start()
-
-    @classmethod
-    def tearDown(cls):
-        if cls.server is not None:
-            cls.server.stop()
-            cls.server = None
 
 
 class Crash(TestCase):

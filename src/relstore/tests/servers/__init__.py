@@ -31,6 +31,7 @@ from relstore.tests.servers.mysql import (
 )
 from relstore.tests.servers.pgbouncer import PgBouncerLayer, PgBouncerServer, pgbouncer_program, require_pgbouncer
 from relstore.tests.servers.postgresql import (
+    DurableLayer,
     PostgreSQLLayer,
     PostgreSQLServer,
     StagingPostgreSQL,
@@ -49,10 +50,11 @@ from relstore.tests.servers.processes import (
 from relstore.tests.servers.server import Server, SharedServer, cannot_run
 
 __all__ = [
-    'GarblingProxy', 'MariaDBLayer', 'MariaDBServer', 'MemcachedLayer', 'MemcachedServer', 'MySQLDatabases',
-    'MySQLLayer', 'MySQLServer', 'PgBouncerLayer', 'PgBouncerServer', 'PostgreSQLLayer', 'PostgreSQLServer', 'Server',
-    'SharedServer', 'StagingMySQL', 'StagingPostgreSQL', 'cannot_run', 'children_of', 'directory_open_to_all',
-    'free_port', 'kill_and_wait', 'mariadb_programs', 'memcached_program', 'mysql_unavailable', 'open_process',
-    'pgbouncer_program', 'postgresql_programs', 'require_mariadb', 'require_memcached', 'require_mysql',
-    'require_pgbouncer', 'require_postgresql', 'unprivileged_user', 'wait_for_exit',
+    'DurableLayer', 'GarblingProxy', 'MariaDBLayer', 'MariaDBServer', 'MemcachedLayer', 'MemcachedServer',
+    'MySQLDatabases', 'MySQLLayer', 'MySQLServer', 'PgBouncerLayer', 'PgBouncerServer', 'PostgreSQLLayer',
+    'PostgreSQLServer', 'Server', 'SharedServer', 'StagingMySQL', 'StagingPostgreSQL', 'cannot_run', 'children_of',
+    'directory_open_to_all', 'free_port', 'kill_and_wait', 'mariadb_programs', 'memcached_program',
+    'mysql_unavailable', 'open_process', 'pgbouncer_program', 'postgresql_programs', 'require_mariadb',
+    'require_memcached', 'require_mysql', 'require_pgbouncer', 'require_postgresql', 'unprivileged_user',
+    'wait_for_exit',
 ]  # fmt: skip

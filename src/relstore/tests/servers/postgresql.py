@@ -1,8 +1,10 @@
 """PostgreSQL: servers of our own, and a staging server."""
 
 import os
+import re
 import shutil
 import signal
+import subprocess
 import unittest
 import uuid
 from contextlib import closing
@@ -25,6 +27,12 @@ def postgresql_programs() -> Path | None:
     packaged = Path('/usr/lib/postgresql').glob('*/bin/initdb')
     newest = max(packaged, key=lambda path: float(path.parts[-3]), default=None) or shutil.which('initdb')
     return newest and Path(newest).parent
+
+
+def postgresql_version() -> int:
+    """Return the major version of the PostgreSQL that is started here."""
+    told = subprocess.run([postgresql_programs() / 'postgres', '--version'], capture_output=True, text=True, check=True)
+    return int(re.search(r'\d+', told.stdout)[0])
 
 
 def require_postgresql(test: unittest.TestCase) -> None:
@@ -151,3 +159,31 @@ def _find() -> PostgreSQLServer | StagingPostgreSQL | None:
 
 
 PostgreSQLLayer = SharedServer('PostgreSQLLayer', __name__, _find, require_postgresql)
+
+
+class DurableLayer:
+    """A layer of zope.testrunner: a server of our own that keeps what it has acknowledged, for tests that kill it.
+
+    What nobody waits for stays off the disk for long: the log is written when a commit wants it, or 10 s later.
+    """
+
+    server: PostgreSQLServer | None = None
+    settings = {
+        'wal_level': 'minimal', 'max_wal_senders': 0,   # above minimal the next transaction's number is logged at times
+        'wal_writer_delay': '10s', 'wal_writer_flush_after': '1GB', 'wal_buffers': '32MB',
+        'bgwriter_lru_maxpages': 0, 'autovacuum': 'off',        # who writes a page has the log written first
+    }  # fmt: skip
+
+    @classmethod
+    def setUp(cls) -> None:
+        if postgresql_programs():
+            # Recovery flushes each file, which takes it most of a second. The operating system has not crashed.
+            quick = {'recovery_init_sync_method': 'syncfs'} if postgresql_version() >= 14 else {}
+            cls.server = PostgreSQLServer(cls.settings | quick, durable=True)
+            cls.server.start()
+
+    @classmethod
+    def tearDown(cls) -> None:
+        if cls.server is not None:
+            cls.server.stop()
+            cls.server = None

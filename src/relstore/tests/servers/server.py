@@ -2,6 +2,7 @@
 
 import atexit
 import collections
+import contextlib
 import os
 import queue
 import shutil
@@ -109,10 +110,13 @@ class Server:
             return
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGSTOP)  # no more children
-            children = [open_process(pid) for pid in children_of(self.process.pid)]
+            children = list(filter(None, map(open_process, children_of(self.process.pid))))
+            for child in children:  # all at once: none has time for what it would do if another were gone
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(child, signal.SIGKILL)
             self.process.kill()
             self.process.wait()
-            for child in filter(None, children):
+            for child in children:
                 kill_and_wait(child)
         self._ended()
 
