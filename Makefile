@@ -8,6 +8,7 @@
 # make soak    readers and writers for hours, while servers restart and are killed: is all well, and flat? In var/soak
 #   MINUTES=60 ADAPTER="postgresql mariadb mysql sqlite" SEED=1 OUT=docs/soak
 #   MEMCACHED=1          with a memcached between the processes, which falls over too
+# make crash   PostgreSQL is killed again and again under load: is all there, and nothing else?   MINUTES=10 SEED=1
 
 PYTHON ?= python3
 # Layers of tests that run at a time, each with servers of its own. With 1 a debugger can be used, and dots are shown.
@@ -32,7 +33,7 @@ PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check
 PEERS = RelStorage==4.3.0 ZEO zodbshootout==0.8.* pyperf==1.7.1 psycopg2-binary psycopg[binary] PyMySQL \
         pymemcache matplotlib
 
-.PHONY: demo test bench bench-zodbshootout soak lint style layers servers mysql compiler clean FORCE
+.PHONY: demo test bench bench-zodbshootout soak crash lint style layers servers mysql compiler clean FORCE
 .DELETE_ON_ERROR:
 
 demo: .venv/demo
@@ -50,6 +51,9 @@ bench-zodbshootout:
 soak: .venv-bench/made servers
 	.venv-bench/bin/python -m relstore.tests.soak --adapter $(or $(ADAPTER),all) --minutes $(or $(MINUTES),10) \
 	    $(if $(SEED),--seed $(SEED)) $(if $(MEMCACHED),--memcached) $(if $(OUT),--out '$(OUT)')
+
+crash: .venv-bench/made servers
+	.venv-bench/bin/python -m relstore.tests.crash --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 lint: style layers
 
