@@ -256,17 +256,20 @@ class PostgreSQL(Adapter):
         """A lost connection proves nothing: the backend may be waiting for the commit lock still, and commit later.
 
         So wait until the server knows, ending the orphan if it takes long. Then a commit of our own makes what we
-        answer durable before we answer it.
+        answer durable before we answer it. A crash on the way makes all that was learned void.
         """
         backend, transaction, since, epoch = ticket
-        # Asked now: a pooler's connection outlives its server.
-        crashed = self.epoch(session) != epoch
+        # Asked now, and again: a pooler's connection outlives its server.
+        now = self.epoch(session)
+        crashed = now != epoch
         if crashed and self._was_lost(session, transaction, since, oids):
             return None
         deadline = time.monotonic() + ORPHAN_DEADLINE
         patience = time.monotonic() + ORPHAN_PATIENCE
         while True:
-            [[status]] = session.all(self.sql.transaction_status, (str(transaction),))
+            [[still, status]] = session.all(self.sql.transaction_status, (str(transaction), now))
+            if not still:
+                return self.outcome(session, ticket, oids)
             if status != 'in progress':
                 break
             if time.monotonic() > deadline:
@@ -276,6 +279,8 @@ class PostgreSQL(Adapter):
                 patience = time.monotonic() + ORPHAN_PATIENCE
             time.sleep(0.01)
         session.all(self.sql.make_durable)
+        if self.epoch(session) != now:
+            return self.outcome(session, ticket, oids)
         if status != 'committed':
             return None
         [[tid]] = session.all(self.sql.tid_of, (since, str(transaction)))

@@ -8,8 +8,10 @@ import random
 import shutil
 import tempfile
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
+from threading import Event
 from unittest.mock import patch
 
 from persistent.TimeStamp import TimeStamp
@@ -19,6 +21,7 @@ from ZODB.utils import p64, u64, z64
 
 import relstore
 from relstore import memcache
+from relstore.session import Session
 from relstore.tests.crash.ledger import ACKNOWLEDGED, FAILED, UNKNOWN, Attempt, Ledger, Revision, Served
 from relstore.tests.crash.storm import Storm
 from relstore.tests.crash.window import GATE, Crashes, between_its_commits, without_the_second
@@ -352,6 +355,56 @@ class TestPhantom(Suite):
             self.assertEqual(reader.load(self.x), (OLD, FUTURE))
 
         self.on_each(work, CELLS[:2])
+
+
+class TestOutcome(Suite):
+    """The server crashes while somebody asks it what became of a commit. Through a pooler the connection goes on."""
+
+    def setUp(self):
+        require_pgbouncer(self)
+        super().setUp()
+
+    def lost_while_asked(self, keep_history: bool, statement: str) -> None:
+        """Have a commit that is seen lose its connection; crash before that statement is sent to ask for it."""
+        dsn = self.database(f'{keep_history}_{statement}'.lower(), keep_history)
+        bouncer = PgBouncerServer(self.server)
+        self.addCleanup(bouncer.stop)
+        bouncer.start()
+        storage = relstore.RelStore(relstore.PostgreSQL(bouncer.dsn(dsn)), keep_history=keep_history)
+        with closing(storage), closing(Watch(dsn)) as watch, ThreadPoolExecutor(1) as threads:
+            oid = storage.new_oid()
+            tid = commit(storage, (oid, z64, state(OLD)))
+            txn = voted(storage, (oid, tid, state(PHANTOM)))
+            backend, *_ = storage._txn._ticket
+            watch.rows('SELECT pg_advisory_lock(%s)', GATE)
+            self.crashes.hold_back_log()
+            asked, send, about, crashed = getattr(storage._adapter.sql, statement), Session.all, Event(), Event()
+
+            def crash_first(session, sql, *parameters):
+                if sql == asked:
+                    about.set()
+                    crashed.wait(SECONDS)
+                return send(session, sql, *parameters)
+
+            with between_its_commits(storage), patch.object(Session, 'all', crash_first):
+                finish = threads.submit(storage.tpc_finish, txn)
+                watch.until_somebody_waits()
+                self.assertEqual(value_of(storage.load(oid)[0]), PHANTOM)
+                watch.rows('SELECT pg_terminate_backend(%s)', backend)
+                self.assertTrue(about.wait(SECONDS))
+                self.crashes.kill_server()      # here: a server ends with the thread that has started it
+                crashed.set()
+                told = finish.exception(SECONDS)
+            self.assertEqual(value_of(storage.load(oid)[0]), OLD)
+            self.assertIsInstance(told, TransientError, 'success was told for what is not there')
+
+    def test_a_crash_before_it_is_known(self):
+        self.lost_while_asked(True, 'transaction_status')
+
+    def test_a_crash_before_it_is_durable(self):
+        for keep_history in True, False:
+            with self.subTest(keep_history=keep_history):
+                self.lost_while_asked(keep_history, 'make_durable')
 
 
 class TestStorm(unittest.TestCase):

@@ -103,7 +103,7 @@ PARAMETERS = {
     'vote': lambda s: (s.epoch, '1000', None, False, s.oids, s.oids, s.tids, f'{{{s.oid}}}', f'{{{s.tid}}}'),
     'stage': lambda s: s.arrays,
     'finish': lambda s: (VOTED, '1000', None, False, b'', b'', None, False, *s.arrays),
-    'transaction_status': lambda s: ('3',),
+    'transaction_status': lambda s: ('3', 'x'),
     'terminate': lambda s: (0,),
     'tid_of': lambda s: (s.last - 3, '3'),
     'new_oids': lambda s: (1,),

@@ -100,8 +100,11 @@ SELECT set_config('relstore.tid', {relstore_finish_2}(?, ?, {group}, ?, ?, ?::by
 COMMIT;
 SELECT current_setting('relstore.tid'){durable}
 
+-- Both at once, for a pooler may change the server after any statement; and a recovered one has never heard of a
+-- transaction that it has lost, which is an error.
 -- name: transaction_status
-SELECT pg_xact_status(?::text::xid8)
+SELECT n.still, CASE WHEN n.still THEN pg_xact_status(?::text::xid8) END
+FROM (SELECT ({epoch}) IS NOT DISTINCT FROM ? AS still) n
 
 -- name: epoch_transaction
 SELECT xmin::text::bigint FROM {relstore_epoch}
