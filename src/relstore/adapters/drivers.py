@@ -54,7 +54,8 @@ def _classify_postgresql(error: Exception) -> type[Exception]:
         return Deadlock
     if state in ('55P03', '57014'):                      # lock_not_available; query_canceled by a timeout
         return LockTimeout
-    if state[:2] == '08' or state in ('57P01', '57P02', '57P03', '57P05', '25P03', '25P04'):
+    # 0A000, 25006: a standby has no epoch, and cannot be written; another server can, or this one when it is promoted.
+    if state[:2] == '08' or state in ('57P01', '57P02', '57P03', '57P05', '25P03', '25P04', '0A000', '25006'):
         return Disconnected
     if state in ('40001', '53300'):                      # serialization failure; too many connections
         return Unavailable

@@ -12,6 +12,7 @@ class AnyWatch:
     """What can be said for every server."""
 
     doing = ''          # SQL: what the connections to this database do
+    others = ''         # SQL: the pids of those that are not ours
     a_moment = ''       # SQL: wait 2 ms
 
     def rows(self, sql: str, *parameters) -> list[tuple]:
@@ -52,6 +53,11 @@ class AnyWatch:
         """End somebody's connection, and return when it is gone."""
         raise NotImplementedError
 
+    def terminate_all(self) -> None:
+        """End the connections that all others have to this database, and return when they are gone."""
+        for pid, in self.rows(self.others):
+            self.terminate(pid)
+
     def take_commit_lock(self) -> None:
         """Keep everybody from finishing, until release_commit_lock()."""
         raise NotImplementedError
@@ -72,6 +78,8 @@ class Watch(AnyWatch):
     """A connection to PostgreSQL."""
 
     doing = ('SELECT pid, state, wait_event, left(query, 60) FROM pg_stat_activity WHERE datname = current_database()')
+    others = ("SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+              "AND backend_type = 'client backend'")
     a_moment = 'SELECT pg_sleep(0.002)'
 
     def __init__(self, dsn: str):
@@ -122,6 +130,7 @@ class MySQLWatch(AnyWatch):
     """A connection to MySQL or MariaDB, made with the arguments of an adapter."""
 
     doing = 'SELECT id, command, state, left(info, 200) FROM information_schema.processlist WHERE db = DATABASE()'
+    others = 'SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()'
     a_moment = 'DO SLEEP(0.002)'
 
     def __init__(self, arguments: dict[str, Any]):

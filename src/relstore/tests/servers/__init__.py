@@ -35,6 +35,7 @@ from relstore.tests.servers.postgresql import (
     PostgreSQLLayer,
     PostgreSQLServer,
     StagingPostgreSQL,
+    StandbyServer,
     postgresql_programs,
     require_postgresql,
 )
@@ -52,7 +53,8 @@ from relstore.tests.servers.server import Server, SharedServer, cannot_run
 __all__ = [
     'DurableLayer', 'GarblingProxy', 'MariaDBLayer', 'MariaDBServer', 'MemcachedLayer', 'MemcachedServer',
     'MySQLDatabases', 'MySQLLayer', 'MySQLServer', 'PgBouncerLayer', 'PgBouncerServer', 'PostgreSQLLayer',
-    'PostgreSQLServer', 'Server', 'SharedServer', 'StagingMySQL', 'StagingPostgreSQL', 'cannot_run', 'children_of',
+    'PostgreSQLServer', 'Server', 'SharedServer', 'StagingMySQL', 'StagingPostgreSQL', 'StandbyServer', 'cannot_run',
+    'children_of',
     'directory_open_to_all', 'free_port', 'kill_and_wait', 'mariadb_programs', 'memcached_program',
     'mysql_unavailable', 'open_process', 'pgbouncer_program', 'postgresql_programs', 'require_mariadb',
     'require_memcached', 'require_mysql', 'require_pgbouncer', 'require_postgresql', 'unprivileged_user',

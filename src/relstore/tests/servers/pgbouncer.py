@@ -55,6 +55,12 @@ class PgBouncerServer(Server):
                 cursor.execute(command)
                 return cursor.fetchall() if cursor.description else []
 
+    def lead_to(self, server: PostgreSQLServer) -> None:
+        """From now on be in front of this server, which has the same databases; clients stay connected."""
+        self._server = parse_dsn(server.dsn())
+        self._make_data()
+        self.ask('RELOAD')
+
     @property
     def _user(self) -> str:
         return self._server.get('user', 'postgres')

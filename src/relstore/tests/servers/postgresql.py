@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 import unittest
 import uuid
 from contextlib import closing
@@ -17,6 +18,8 @@ from relstore.tests.servers.server import Server, SharedServer, cannot_run
 
 DEFAULTS = {'max_connections': 300, 'listen_addresses': '127.0.0.1'}
 NOT_DURABLE = {'fsync': 'off', 'full_page_writes': 'off', 'synchronous_commit': 'off'}
+
+SECONDS_TO_CATCH_UP = 60
 
 # One CREATE DATABASE at a time: PostgreSQL refuses the second to copy the same template, after five seconds.
 CREATE_DATABASE_LOCK = 0x72656C73746F7265
@@ -106,6 +109,45 @@ class PostgreSQLServer(PostgreSQLDatabases, Server):
             host='127.0.0.1', port=port or self.port, user='postgres', dbname=database,
             sslmode='disable', gssencmode='disable',  # no exchange before the first message
         )  # fmt: skip
+
+
+class StandbyServer(PostgreSQLServer):
+    """A copy of `primary` that follows it: a hot standby, which may be read, and written after promote().
+
+    port: that of a proxy to the primary, where what is streamed goes through one.
+    """
+
+    def __init__(self, primary: PostgreSQLServer, port: int | None = None):
+        super().__init__(primary.settings)
+        self._primary, self._through = primary, port
+
+    def promote(self) -> None:
+        """Make it a primary; return when it may be written."""
+        with closing(self._connect()) as connection, connection.cursor() as cursor:
+            cursor.execute('SELECT pg_promote()')
+            [[promoted]] = cursor.fetchall()
+        if not promoted:
+            raise RuntimeError(f'{self.directory} was not promoted:\n{self.log_tail()}')
+
+    def catch_up(self) -> None:
+        """Return when all that the primary has committed is here."""
+        with closing(self._primary._connect()) as connection, connection.cursor() as cursor:
+            cursor.execute('SELECT pg_current_wal_lsn()')
+            [[there]] = cursor.fetchall()
+        deadline = time.monotonic() + SECONDS_TO_CATCH_UP
+        with closing(self._connect()) as connection, connection.cursor() as cursor:
+            behind = True
+            while behind:
+                cursor.execute('SELECT pg_last_wal_replay_lsn() < %s::pg_lsn, pg_sleep(0.002)', (there,))
+                [[behind, _]] = cursor.fetchall()
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f'not at {there} after {SECONDS_TO_CATCH_UP} s:\n{self.log_tail()}')
+
+    def _initialize(self) -> list[str | Path]:
+        return [
+            postgresql_programs() / 'pg_basebackup', '--pgdata=data', '--write-recovery-conf', '--checkpoint=fast',
+            '--no-sync', f'--dbname={self._primary.tcp_dsn(port=self._through)}',
+        ]  # fmt: skip
 
 
 class StagingPostgreSQL(PostgreSQLDatabases):
