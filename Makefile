@@ -1,6 +1,8 @@
 # make demo    a first look                make test    all tests           make lint    style and layers
 #   DATA=/path/to/Data.fs                    JOBS=2                 PYTHON=python3.12, where python3 is not the one to use
 #                                            RELSTORE_TEST_THOROUGH=1, for a night
+#   TESTS="-t EveryByte -t Stress" with that: a commit cut after each of its bytes, by each driver; each server stressed
+#   for a minute by 16 processes. A quarter of an hour
 # make mysql   MySQL 9.7, which Debian has no package of: into var/mysql-9.7, for the tests that then run there too
 # make bench   relstore beside its peers, with charts, in var/benchmarks
 #   ONLY="commit page"   some parts of: speed roundtrips reading commit occupancy page pack memory shootout

@@ -13,6 +13,7 @@ class AnyWatch:
 
     doing = ''          # SQL: what the connections to this database do
     others = ''         # SQL: the pids of those that are not ours
+    outcome_is_asked = ''       # SQL: whether somebody asks what became of a commit, or did so last
     a_moment = ''       # SQL: wait 2 ms
 
     def rows(self, sql: str, *parameters) -> list[tuple]:
@@ -33,9 +34,12 @@ class AnyWatch:
                 raise AssertionError(f'not after {seconds} s: {condition} {parameters}; {self.rows(self.doing)}')
             self.rows(self.a_moment)
 
-    def until_somebody_waits(self) -> None:
-        """Return when a transaction in this database waits for a lock."""
+    def somebody_waits(self) -> bool:
+        """Return whether a transaction in this database waits for a lock."""
         raise NotImplementedError
+
+    def until_somebody_waits(self) -> None:
+        self.until(self.somebody_waits)
 
     def until_nothing_is_open(self) -> None:
         """Return when no transaction of anybody else is open in this database."""
@@ -67,7 +71,10 @@ class AnyWatch:
 
     def until_outcome_is_asked(self) -> None:
         """Return when somebody has asked what became of a commit."""
-        raise NotImplementedError
+        self.until(self.asked_for_outcome)
+
+    def asked_for_outcome(self) -> bool:
+        return self.one(f'SELECT {self.outcome_is_asked}')
 
     def now(self) -> float:
         """Return what the server's clock says, in seconds since 1970."""
@@ -80,6 +87,8 @@ class Watch(AnyWatch):
     doing = ('SELECT pid, state, wait_event, left(query, 60) FROM pg_stat_activity WHERE datname = current_database()')
     others = ("SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
               "AND backend_type = 'client backend'")
+    outcome_is_asked = ("EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() "
+                        "AND query LIKE '%pg_xact_status(%' AND pid <> pg_backend_pid())")
     a_moment = 'SELECT pg_sleep(0.002)'
 
     def __init__(self, dsn: str):
@@ -95,9 +104,9 @@ class Watch(AnyWatch):
         self.rows('SELECT pg_terminate_backend(%s)', pid)
         self.until('NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)', pid)
 
-    def until_somebody_waits(self) -> None:
-        self.until("EXISTS (SELECT FROM pg_locks JOIN pg_database d ON d.oid = database "
-                   "WHERE NOT granted AND locktype = 'advisory' AND datname = current_database())")
+    def somebody_waits(self) -> bool:
+        return self.one("SELECT EXISTS (SELECT FROM pg_locks JOIN pg_database d ON d.oid = database "
+                        "WHERE NOT granted AND locktype = 'advisory' AND datname = current_database())")
 
     def until_nothing_is_open(self) -> None:
         self.until("NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() "
@@ -118,10 +127,6 @@ class Watch(AnyWatch):
     def release_commit_lock(self) -> None:
         self.rows('SELECT pg_advisory_unlock(-1)')
 
-    def until_outcome_is_asked(self) -> None:
-        self.until("EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() "
-                   "AND query LIKE '%%pg_xact_status(%%' AND pid <> pg_backend_pid())")
-
     def now(self) -> float:
         return self.one('SELECT extract(epoch FROM clock_timestamp())::double precision')
 
@@ -131,6 +136,8 @@ class MySQLWatch(AnyWatch):
 
     doing = 'SELECT id, command, state, left(info, 200) FROM information_schema.processlist WHERE db = DATABASE()'
     others = 'SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()'
+    outcome_is_asked = ("EXISTS (SELECT 1 FROM information_schema.processlist WHERE db = DATABASE() "
+                        "AND info LIKE 'SELECT tid FROM relstore_commit%FOR UPDATE' AND id <> CONNECTION_ID())")
     a_moment = 'DO SLEEP(0.002)'
 
     def __init__(self, arguments: dict[str, Any]):
@@ -155,8 +162,8 @@ class MySQLWatch(AnyWatch):
             self.rows('KILL %s', pid)
         self.until('NOT EXISTS (SELECT 1 FROM information_schema.processlist WHERE id = %s)', pid)
 
-    def until_somebody_waits(self) -> None:
-        self.until(lambda: any('\nLOCK WAIT ' in text for text in self._in_innodb().values()))
+    def somebody_waits(self) -> bool:
+        return any('\nLOCK WAIT ' in text for text in self._in_innodb().values())
 
     def until_nothing_is_open(self) -> None:
         self.until(lambda: not self.open_transactions(), seconds=5)
@@ -194,10 +201,6 @@ class MySQLWatch(AnyWatch):
 
     def release_commit_lock(self) -> None:
         self.rows('ROLLBACK')
-
-    def until_outcome_is_asked(self) -> None:
-        self.until("EXISTS (SELECT 1 FROM information_schema.processlist WHERE db = DATABASE() "
-                   "AND info LIKE 'SELECT tid FROM relstore_commit%%FOR UPDATE' AND id <> CONNECTION_ID())")
 
     def now(self) -> float:
         return float(self.one('SELECT UNIX_TIMESTAMP(NOW(6))'))
