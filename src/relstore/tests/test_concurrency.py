@@ -21,6 +21,7 @@ import relstore
 from relstore.tests.backends import (
     MYSQL,
     PGBOUNCER,
+    Backend,
     MySQLBackend,
     Psycopg2HistoryFree,
     Psycopg2HistoryPreserving,
@@ -50,17 +51,22 @@ class Place:
         return relstore.RelStore(adapter, keep_history=self.keep_history, commit_lock_timeout=PATIENCE)
 
 
+def place_of(test: Backend) -> Place:
+    """Return where a test has its database."""
+    if isinstance(test, SQLiteBackend):
+        adapter, arguments = 'SQLite', {'data_dir': str(test.adapter().data_dir)}
+    elif isinstance(test, MySQLBackend):
+        adapter, arguments = 'MySQL', test.arguments() | {'driver': test.driver}
+    else:
+        adapter, arguments = 'PostgreSQL', test.arguments()
+    return Place(adapter, arguments, test.keep_history)
+
+
 class Suite(TestCase):
 
     def setUp(self):
         super().setUp()
-        if isinstance(self, SQLiteBackend):
-            adapter, arguments = 'SQLite', {'data_dir': str(self.adapter().data_dir)}
-        elif isinstance(self, MySQLBackend):
-            adapter, arguments = 'MySQL', self.arguments() | {'driver': self.driver}
-        else:
-            adapter, arguments = 'PostgreSQL', self.arguments()
-        self.place = Place(adapter, arguments, self.keep_history)
+        self.place = place_of(self)
         self.storage = self.place.open()
         self.addCleanup(self.storage.close)
 
