@@ -1,0 +1,182 @@
+"""relstore of the version before and after a change of its functions on the server works on one database at once.
+
+The version before is taken from the project's own history.
+"""
+import io
+import itertools
+import json
+import os
+import pickle
+import select
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from unittest import TestCase
+
+from ZODB.utils import u64, z64
+
+import relstore
+from relstore.tests import version_client
+from relstore.tests.backends import (
+    MySQLBackend,
+    MySQLdbHistoryPreserving,
+    Psycopg2HistoryFree,
+    Psycopg2HistoryPreserving,
+    SQLiteBackend,
+    SQLiteHistoryPreserving,
+    cases,
+)
+from relstore.tests.servers import cannot_run
+from relstore.tests.test_concurrency import Place
+
+BEFORE = 'e6dc6ac'      # the last with relstore_vote_1 and relstore_finish_1 on PostgreSQL
+SOURCE = Path(relstore.__file__).resolve().parents[1]
+SHARED, MANY = 10, 2000
+SECONDS = 0.5
+PATIENCE = 120
+
+
+class Client:
+    """A process with the relstore that is in `source`."""
+
+    def __init__(self, source: Path):
+        others = [path for path in sys.path if path and Path(path).resolve() != SOURCE]
+        self._process = subprocess.Popen(
+            [sys.executable, '-c', f'import runpy; runpy.run_path({version_client.__file__!r}, run_name="__main__")'],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=os.environ | {'PYTHONPATH': os.pathsep.join([str(source), *others])})
+
+    def tell(self, what: str, **arguments) -> None:
+        print(json.dumps([what, arguments]), file=self._process.stdin, flush=True)
+
+    def answer(self):
+        """Return what it answers to the last that it was told."""
+        if not select.select([self._process.stdout], [], [], PATIENCE)[0]:
+            raise TimeoutError(f'no answer within {PATIENCE} s')
+        answer = json.loads(self._process.stdout.readline())
+        if 'error' in answer:
+            raise AssertionError(answer['error'])
+        return answer['answer']
+
+    @property
+    def has_answered(self) -> bool:
+        return bool(select.select([self._process.stdout], [], [], 0)[0])
+
+    def ask(self, what: str, **arguments):
+        self.tell(what, **arguments)
+        return self.answer()
+
+    def end(self) -> None:
+        self._process.stdin.close()
+        try:
+            self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise
+        finally:
+            self._process.stdout.close()
+
+
+class SideBySide(TestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.before, self.now = (Client(source) for source in (self._source_before(), SOURCE))
+        for client, source in (self.before, self._before), (self.now, SOURCE):
+            self.addCleanup(client.end)
+            self.assertTrue(Path(client.ask('where')).is_relative_to(source))
+
+    def _source_before(self) -> Path:
+        project = SOURCE.parent
+        if shutil.which('git') is None:
+            cannot_run(self, 'There is no git, which has the version before', excused=True)
+        archive = subprocess.run(['git', '-C', project, 'archive', BEFORE, 'src/relstore'], capture_output=True)
+        if archive.returncode:
+            cannot_run(self, f'The commit {BEFORE} is not there: {archive.stderr.decode().strip()}', excused=True)
+        directory = Path(tempfile.mkdtemp(prefix='relstore-before-'))
+        self.addCleanup(shutil.rmtree, directory)
+        with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
+            files.extractall(directory)
+        self._before = directory / 'src'
+        return self._before
+
+    def _nowhere(self, name: str) -> Place:
+        """Return a place where there are no tables yet."""
+        if isinstance(self, SQLiteBackend):
+            return Place('SQLite', {'data_dir': str(self._directory / name)}, self.keep_history)
+        server = self.layer.server
+        name = f'{name}_{"hp" if self.keep_history else "hf"}'
+        where = server.create_database(name)
+        self.addCleanup(server.drop_database, name)
+        if isinstance(self, MySQLBackend):
+            return Place('MySQL', where | {'driver': self.driver}, self.keep_history)
+        return Place('PostgreSQL', {'dsn': where, 'driver': self.driver}, self.keep_history)
+
+    def test_either_makes_the_tables(self):
+        for creator, clients in {'before': (self.before, self.now), 'now': (self.now, self.before)}.items():
+            with self.subTest(creator):
+                self._used_by_both(self._nowhere(f'made_{creator}'), *clients)
+
+    def _used_by_both(self, place: Place, *clients: Client):
+        for client in clients:
+            client.ask('open', adapter=place.adapter, arguments=place.arguments, keep_history=place.keep_history)
+            if client is clients[0]:
+                client.ask('create', shared=SHARED, many=MANY)
+        for n, (writer, reader) in enumerate(itertools.permutations(clients)):
+            writer.ask('write', word=f'word {n}')
+            self.assertEqual(reader.ask('read'), f'word {n}')
+        counted = Counter()
+        for client in clients:
+            client.tell('run', seconds=SECONDS, large=client is self.now)
+        seen = self._seen_until(place, lambda: all(client.has_answered for client in clients))
+        for client in clients:
+            mine, conflicts = client.answer()
+            self.assertTrue(mine, 'it has committed nothing')
+            self.assertLessEqual(conflicts.keys(), {'ConflictError', 'ReadConflictError'})
+            counted.update({int(n): count for n, count in mine.items()})
+        for client in clients:
+            self.assertEqual(client.ask('values'), [[counted[n] for n in range(SHARED)], [1] * MANY])
+            client.ask('close')
+        if place.keep_history:
+            self._in_order(place, seen)
+
+    def _seen_until(self, place: Place, done: Callable[[], bool]) -> list[tuple[int, int]]:
+        """Return again and again the newest tid and the number of revisions."""
+        seen = []
+        with closing(place.open()) as storage, storage._pool.session() as session:
+            while not done():
+                seen += session.all('SELECT max(tid), count(*) FROM object_state')
+        return seen
+
+    def _in_order(self, place: Place, seen: list[tuple[int, int]]):
+        """In the order of tids, each revision counts on from the one before it; no commit came after a greater tid."""
+        values, tids = {}, []
+        with closing(place.open()) as storage:
+            for transaction in storage.iterator():
+                for record in transaction:
+                    tids.append(u64(transaction.tid))
+                    if record.oid != z64:       # the root
+                        value = _value(record.data)
+                        self.assertEqual(value, values.get(record.oid, -1) + 1)
+                        values[record.oid] = value
+        self.assertEqual(len(values), SHARED + MANY)
+        self.assertFalse([(last, count) for last, count in seen if bisect_right(tids, last) != count][:3])
+
+
+def _value(record: bytes) -> int:
+    unpickler = pickle.Unpickler(io.BytesIO(record))
+    unpickler.load()        # the class
+    [value] = unpickler.load().values()
+    return value
+
+
+cases(globals(), SideBySide, backends=(
+    Psycopg2HistoryPreserving, Psycopg2HistoryFree, MySQLdbHistoryPreserving, SQLiteHistoryPreserving))
+del SideBySide
