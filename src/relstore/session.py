@@ -145,9 +145,12 @@ def _all(new_cursor: Callable, fetch: Callable, sql: str, parameters: Sequence) 
 
 def _series(new_cursor: Callable, fetch: Callable, statements: Iterable[tuple[str, Sequence]]) -> list[Row]:
     cursor = new_cursor()
-    for sql, parameters in statements:
-        cursor.execute(sql, parameters)
-    return fetch(cursor)
+    try:
+        for sql, parameters in statements:
+            cursor.execute(sql, parameters)
+        return fetch(cursor)
+    finally:
+        cursor.close()      # a statement that still has rows would keep SQLite's connection open after its close()
 
 
 def _many(new_cursor: Callable, sql: str, rows: Iterable[Sequence]) -> None:

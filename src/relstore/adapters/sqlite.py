@@ -25,6 +25,7 @@ from relstore.session import Session
 PRAGMAS = {'synchronous': 'FULL', 'cache_size': '-16384', 'mmap_size': '268435456', 'temp_store': 'MEMORY'}
 
 BUSY_TIMEOUT = 30   # seconds to wait for what is not the lock for writers: a checkpoint, a recovery
+IMPATIENT, PATIENT = 'PRAGMA busy_timeout = 0', f'PRAGMA busy_timeout = {BUSY_TIMEOUT * 1000}'
 # Seconds between two tries to get that one, at most: half of it makes all slower, twice as much some.
 LONGEST_PAUSE = 0.004
 
@@ -171,16 +172,27 @@ class SQLite(Adapter):
         finally:
             session.close()
 
+    # Read ---------------------------------------------------------------------------------------------------------
+
+    def _poll(self, session: Session, since: int, limit: int) -> tuple[str | None, int, list[tuple[int, int]]]:
+        [(epoch, last), *changes] = session.series([(self.sql.begin_read, ()), (self.sql.poll, (since, limit))])
+        return epoch, last, changes
+
     # Commit -------------------------------------------------------------------------------------------------------
 
     def vote(self, session: Session, ballot: Ballot) -> Verdict:
-        waited = self._begin_write(session, ballot.timeout)
-        waits = [(COMMIT_LOCK, waited)] if waited else []
-        if self.epoch(session) != ballot.epoch:
-            return Verdict(epoch_changed=True, waits=waits)
         wanted = [oid for oid, _ in (*ballot.bases, *ballot.reads)] + list(ballot.restored)
-        current = dict(session.all(self.sql.current_tids, (self.oid_list(wanted),)))
-        last = self.last_tid(session)
+        vote, waits = (self.sql.vote, (self.oid_list(wanted),)), []
+        try:
+            rows = session.series([(IMPATIENT, ()), (self.sql.begin_write, ()), (PATIENT, ()), vote])
+        except LockTimeout:
+            session.rollback()      # should anything but the lock have been busy
+            waits = [(COMMIT_LOCK, self._wait_to_write(session, ballot.timeout))]
+            rows = session.series([vote])
+        (epoch, last), *found = rows
+        if epoch != ballot.epoch:
+            return Verdict(epoch_changed=True, waits=waits)
+        current = dict(found)
         verdict = Verdict(ticket=[last, current], waits=waits)
         verdict.outdated = [(oid, current.get(oid, 0)) for oid, tid in ballot.reads if current.get(oid, 0) != tid]
         if ballot.restored_tid is not None and ballot.restored_tid <= last:
@@ -192,27 +204,25 @@ class SQLite(Adapter):
                 verdict.conflicts.append((oid, tid, state))
         return verdict
 
-    def _begin_write(self, session: Session, timeout: float) -> float:
-        """Take the lock for writers; return the seconds that it was not free. LockTimeout says who has it.
+    def _wait_to_write(self, session: Session, timeout: float) -> float:
+        """Take the lock for writers; return the seconds that it took. LockTimeout says who has it.
 
         Where SQLite itself waits, whoever has waited sleeps longer and longer, up to 100 ms, while others come and
         go: of 16 processes some got 200 commits done and some 1200 in three seconds, and a few commits took two of
         them. Now each gets 300 to 450 done, and none takes longer than 0.15 s.
         """
-        began = None
-        session.run('PRAGMA busy_timeout = 0')
+        began = time.monotonic()
         try:
             while True:
+                time.sleep(random.uniform(0, LONGEST_PAUSE))
                 try:
                     session.run(self.sql.begin_write)
-                    return time.monotonic() - began if began else 0.0
+                    return time.monotonic() - began
                 except LockTimeout as e:
-                    began = began or time.monotonic()
                     if time.monotonic() > began + timeout:
                         raise lock_timeout(COMMIT_LOCK, timeout, self._writer()) from e
-                time.sleep(random.uniform(0, LONGEST_PAUSE))
         finally:
-            session.run(f'PRAGMA busy_timeout = {BUSY_TIMEOUT * 1000}')
+            session.run(PATIENT)
 
     def _writer(self) -> str:
         """Return who holds the lock for writers, as far as the system tells.

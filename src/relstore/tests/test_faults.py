@@ -211,6 +211,9 @@ class Cursor:
     def fetchall(self):
         return self._real.fetchall()
 
+    def close(self) -> None:
+        self._real.close()
+
     @property
     def rowcount(self) -> int:
         return self._real.rowcount

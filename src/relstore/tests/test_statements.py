@@ -86,7 +86,6 @@ PARAMETERS = {
     'load_at_pooled': lambda s: (s.oid, s.last),
     'load_many_pooled': lambda s: (s.oids, s.last, 1000, s.oid),
     'current_tid': lambda s: (s.oid,),
-    'current_tids': lambda s: (s.oids,),
     'poll': lambda s: (s.last - 3, 100_001),
     'history': lambda s: (s.oid, 20),
     'undo_log': lambda s: (MAX_TID, 200),
@@ -173,6 +172,7 @@ def explains(statement):
 
 
 class Suite(unittest.TestCase):
+    parameters = PARAMETERS
 
     def statements(self):
         """Yield (name, statement, the parameters that it is measured with, or None) of each statement there is."""
@@ -183,8 +183,8 @@ class Suite(unittest.TestCase):
                 elif '?' not in statement:
                     yield name, statement, ()
                 else:
-                    self.assertIn(name, PARAMETERS, 'how is it called?')
-                    parameters = PARAMETERS[name](self.site)
+                    self.assertIn(name, self.parameters, 'how is it called?')
+                    parameters = self.parameters[name](self.site)
                     self.assertEqual(len(parameters), statement.count('?'), statement)
                     yield name, statement, parameters
 
@@ -369,6 +369,7 @@ class OnPostgreSQL(Suite):
 
 
 class OnSQLite(Suite):
+    parameters = PARAMETERS | {'vote': lambda s: (s.oids,)}
     placeholder = '?'
     slack = 60      # instructions of SQLite's machine
 

@@ -9,12 +9,24 @@ BEGIN IMMEDIATE
 -- name: commit
 COMMIT
 
--- Which of these objects exist, and in which revision.
--- name: current_tids [hp]
-SELECT c.zoid, c.tid FROM {oids} o JOIN {current_object} c ON c.zoid = o.zoid
+-- First (epoch, newest tid), then (oid, tid) of each object that changed after a tid. Asked as a join, as of a server,
+-- it takes twice as long.
+-- name: poll [hp]
+SELECT ({epoch}), max(tid) FROM {transaction}
+UNION ALL SELECT * FROM (SELECT zoid, tid FROM {current_object} WHERE tid > ? LIMIT ?)
 
--- name: current_tids [hf]
-SELECT c.zoid, c.tid FROM {oids} o JOIN {object_state} c ON c.zoid = o.zoid
+-- name: poll [hf]
+SELECT ({epoch}), coalesce(max(tid), 0) FROM {object_state}
+UNION ALL SELECT * FROM (SELECT zoid, tid FROM {object_state} WHERE tid > ? LIMIT ?)
+
+-- Likewise: of each of these objects that exists.
+-- name: vote [hp]
+SELECT ({epoch}), max(tid) FROM {transaction}
+UNION ALL SELECT c.zoid, c.tid FROM {oids} o JOIN {current_object} c ON c.zoid = o.zoid
+
+-- name: vote [hf]
+SELECT ({epoch}), coalesce(max(tid), 0) FROM {object_state}
+UNION ALL SELECT c.zoid, c.tid FROM {oids} o JOIN {object_state} c ON c.zoid = o.zoid
 
 -- name: insert_transaction [hp]
 INSERT INTO {transaction} (tid, packed, username, description, extension) VALUES (?, ?, ?, ?, ?)
