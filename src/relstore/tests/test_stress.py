@@ -1,5 +1,6 @@
 """Sixteen processes change fifty objects they share, in any order: conflicts yes, deadlocks none, and all adds up."""
 import collections
+import logging
 import multiprocessing
 import random
 import time
@@ -86,6 +87,7 @@ class Writer:
 
 def write(number: int, place: Place, barrier, results) -> None:
     writer = Writer(number)
+    logging.getLogger('relstore.conflicts').setLevel(logging.ERROR)     # conflicts are what this is about
     try:
         with closing(DB(place.open())) as db:
             barrier.wait(PATIENCE)      # all are there,
