@@ -4,8 +4,9 @@ Between begin and vote nothing is sent to the database: stores gather in a spool
 writes. Undo, restore and deletion are stores like any other.
 """
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from dataclasses import replace
 
 from ZODB.ConflictResolution import ConflictResolvingStorage
 from ZODB.POSException import ConflictError, MultipleUndoErrors, ReadConflictError, UndoError
@@ -14,7 +15,15 @@ from ZODB.utils import p64, u64
 from relstore.adapters.base import Ballot, Metadata, Verdict
 from relstore.conflicts import class_name, plain
 from relstore.database import Database
-from relstore.errors import Deadlock, Disconnected, LockTimeout, OutcomeUnknown, StorageError, Unavailable
+from relstore.errors import (
+    Deadlock,
+    Disconnected,
+    LockTimeout,
+    OutcomeUnknown,
+    OutOfLocks,
+    StorageError,
+    Unavailable,
+)
 from relstore.session import Session
 from relstore.spool import Spool
 
@@ -45,7 +54,8 @@ class Transaction:
         self._ticket: list = []
         self._generation = database.cache.generation
         self._highest = 0       # the largest oid that is new here and was not issued here
-        self._batches = None
+        self._left: Iterable = []       # the batches that are left for finish
+        self._sent = False      # were the states sent ahead of the vote?
 
     # Before vote --------------------------------------------------------------------------------------------------
 
@@ -98,7 +108,7 @@ class Transaction:
     def _undo_by_resolution(self, oid: int, tid: int, current_tid: int, before: int | None) -> bytes:
         """Return what the object's class makes of going back from `tid` while keeping what came later."""
         pending = self._spool.get(oid)
-        now = self._spool.state(pending) if pending is not None else self._state(oid, current_tid)
+        now = pending.held if pending is not None else self._state(oid, current_tid)
         undone, wanted = self._state(oid, tid), self._state(oid, before) if before else None
         if None in (now, undone, wanted):
             raise UndoError('A later transaction changed it, or removed it.', p64(oid))
@@ -125,8 +135,10 @@ class Transaction:
         resolved = [self._resolve_conflict(*conflict) for conflict in verdict.conflicts]
         self._ticket = verdict.ticket
         self._reserve_oids()
-        self._batches = self._adapter.stage(self._session, self._ticket, self._tid, self._record,
-                                            self._spool.batches(self._adapter.message_size))
+        if self._sent:
+            self._adapter.send_again(self._session, self._batches(resolved))
+        else:
+            self._left = self._adapter.stage(self._session, self._ticket, self._tid, self._record, self._batches())
         return resolved
 
     def _check_sizes(self) -> None:
@@ -140,7 +152,7 @@ class Transaction:
         """Ask, and count what had to be waited for."""
         conflicts, began = self._database.conflicts, time.monotonic()
         try:
-            verdict = self._ask_on_a_live_session()
+            verdict = self._ask_as_it_can_be(self._ballot())
         except LockTimeout:
             conflicts.lock_timeout(time.monotonic() - began)
             raise
@@ -149,29 +161,40 @@ class Transaction:
             raise
         for lock, seconds in verdict.waits:
             pending = self._spool.get(lock)
-            conflicts.waited(lock, seconds, self._class_name(self._spool.state(pending)) if pending else '')
+            conflicts.waited(lock, seconds, self._class_name(pending.held) if pending else '')
         return verdict
 
-    def _ask_on_a_live_session(self) -> Verdict:
-        pool = self._database.pool
-        self._session = pool.borrow()
+    def _ask_as_it_can_be(self, ballot: Ballot) -> Verdict:
         try:
-            return self._ask()
+            return self._ask(ballot)
         except Disconnected:
             # A pooled connection that died unnoticed: nothing was done with it yet, so a new one may try.
             self._give_back()
-            pool.retire()
-            self._session = pool.borrow()
-            return self._ask()
+            self._database.pool.retire()
+            return self._ask(ballot)
+        except OutOfLocks:
+            # Others hold many; alone it needs a single one.
+            self._give_back()
+            return self._ask(replace(ballot, alone=True))
 
-    def _ask(self) -> Verdict:
+    def _ask(self, ballot: Ballot) -> Verdict:
+        self._session = self._database.pool.borrow()
+        self._sent = (self._spool.size >= self._adapter.message_size
+                      and self._adapter.send_ahead(self._session, self._batches()))
+        return self._adapter.vote(self._session, ballot)
+
+    def _batches(self, oids: Collection[int] | None = None) -> Iterable:
+        return self._spool.batches(self._adapter.message_size, oids)
+
+    def _ballot(self) -> Ballot:
         spool, issued = self._spool, self._database.oids.issued
         bases = sorted((row.oid, row.base) for row in spool if not row.restored)
-        reads = sorted((oid, tid) for oid, tid in self._reads.items() if spool.get(oid) is None)
-        return self._adapter.vote(self._session, Ballot(
-            epoch=self._epoch, timeout=self._database.options.commit_lock_timeout,
-            bases=bases, locks=[oid for oid, base in bases if base or not issued(oid)],
-            restored=[row.oid for row in spool if row.restored], reads=reads, restored_tid=self._tid))
+        reads = sorted((oid, tid) for oid, tid in self._reads.items() if oid not in spool)
+        locks = [oid for oid, base in bases if base or not issued(oid)]
+        return Ballot(
+            epoch=self._epoch, timeout=self._database.options.commit_lock_timeout, bases=bases, locks=locks,
+            restored=[row.oid for row in spool if row.restored], reads=reads, restored_tid=self._tid,
+            alone=len(locks) + len(reads) > self._adapter.most_locks)
 
     def _reserve_oids(self) -> None:
         """Objects that come with their oids must not meet others later, that are given the same."""
@@ -199,7 +222,7 @@ class Transaction:
 
     def _resolve_conflict(self, oid: int, current_tid: int, current: bytes | None) -> int:
         pending = self._spool.get(oid)
-        mine, base = self._spool.state(pending), pending.base
+        mine, base = pending.held, pending.base
         old = self._old_state(oid, base) if base and mine is not None and current is not None else None
         resolved = None if old is None else self._resolve(oid, base, old, current_tid, current, mine)
         if resolved is None:
@@ -266,7 +289,7 @@ class Transaction:
         """
         with self._database.announced():
             try:
-                tid, waited = self._adapter.finish(self._session, self._ticket, self._tid, self._record, self._batches)
+                tid, waited = self._adapter.finish(self._session, self._ticket, self._tid, self._record, self._left)
             except Exception as e:
                 tid, waited = self._outcome(e), 0.0
             except BaseException:

@@ -27,6 +27,10 @@ class LockTimeout(Unavailable):
     """Somebody else held a lock for longer than `commit-lock-timeout`."""
 
 
+class OutOfLocks(Unavailable):
+    """The server has no room for more locks in this moment; the message names the setting."""
+
+
 class Deadlock(ConflictError):
     """The database ended this transaction, because it and another waited for each other."""
 

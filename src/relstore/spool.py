@@ -1,7 +1,8 @@
 """Spool: what a transaction is going to store, until the database has it."""
+import struct
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
 from hashlib import md5
 from typing import IO
 
@@ -9,6 +10,11 @@ from relstore.references import references
 
 # States of one transaction stay in memory up to this many bytes; the rest goes to a temporary file.
 IN_MEMORY = 16 * 1024 * 1024
+# What a row takes of a message besides its state, roughly.
+ROW = 200
+
+# In the file: the md5 (zeros: none) and the length of the references (-1: unknown), then these, then the state.
+HEADER = struct.Struct('<32si')
 
 
 @dataclass(slots=True)
@@ -18,15 +24,16 @@ class Pending:
     base: int               # the tid the change was based on; 0: the object is new
     restored: bool          # copied from elsewhere: written whatever is there
     size: int | None        # None: a deletion, or the undoing of a creation
-    md5: str | None
-    refs: bytes | None      # see references.py; None: unknown
+    md5: str | None         # None: not wanted, or in the file
+    refs: bytes | None      # see references.py; None: unknown, or in the file
     data_tid: int | None    # the earlier transaction whose state this one repeats, if it does
     held: bytes | None      # the state, or None if it is in the file
-    start: int              # where in the file
+    start: int              # where in the file; -1: it is not there
 
 
 class Spool:
-    """Pending states by oid: the newest for each. Memory for the states is bounded, not for the list of them.
+    """Pending states by oid: the newest for each. Memory for the states is bounded; the list of them takes 300
+    bytes each.
 
     untransform: from a stored record to the pickle in it, as ZODB's storage wrappers define it.
     digest: whether md5s are wanted.
@@ -35,6 +42,7 @@ class Spool:
     def __init__(self, untransform: Callable[[bytes], bytes], digest: bool):
         self._untransform, self._digest = untransform, digest
         self._pending: dict[int, Pending] = {}
+        self.size = 0               # bytes of all states, and of their rows
         self._held = 0
         self._file: IO[bytes] | None = None
         self._end = 0
@@ -45,8 +53,13 @@ class Spool:
     def __iter__(self) -> Iterator[Pending]:
         return iter(self._pending.values())
 
+    def __contains__(self, oid: int) -> bool:
+        return oid in self._pending
+
     def get(self, oid: int) -> Pending | None:
-        return self._pending.get(oid)
+        """Return what is pending for an object, with its state."""
+        pending = self._pending.get(oid)
+        return pending if pending is None or pending.start < 0 else self._read(pending)
 
     def put(self, oid: int, base: int, state: bytes | None, *, restored: bool = False,
             data_tid: int | None = None) -> None:
@@ -55,32 +68,33 @@ class Spool:
         if earlier is not None:
             base = earlier.base
             self._held -= len(earlier.held or b'')
+            self.size -= ROW + (earlier.size or 0)
+        self.size += ROW + len(state or b'')
         if state is None:
-            self._pending[oid] = Pending(oid, base, restored, None, None, b'', data_tid, None, 0)
+            self._pending[oid] = Pending(oid, base, restored, None, None, b'', data_tid, None, -1)
             return
         size = len(state)
         digest = md5(state, usedforsecurity=False).hexdigest() if self._digest else None
         refs = references(self._untransform(state))
         if self._held + size <= IN_MEMORY:
             self._held += size
-            self._pending[oid] = Pending(oid, base, restored, size, digest, refs, data_tid, state, 0)
+            self._pending[oid] = Pending(oid, base, restored, size, digest, refs, data_tid, state, -1)
         else:
-            self._pending[oid] = Pending(oid, base, restored, size, digest, refs, data_tid, None, self._write(state))
+            start = self._write(digest, refs, state)
+            self._pending[oid] = Pending(oid, base, restored, size, None, None, data_tid, None, start)
 
-    def state(self, pending: Pending) -> bytes | None:
-        if pending.size is None or pending.held is not None:
-            return pending.held
-        self._file.seek(pending.start)
-        return self._file.read(pending.size)
+    def batches(self, limit: int, oids: Collection[int] | None = None
+                ) -> Iterator[list[tuple[Pending, bytes | None]]]:
+        """Yield everything, or some of it, in lists of about `limit` bytes.
 
-    def batches(self, limit: int) -> Iterator[list[tuple[Pending, bytes | None]]]:
-        """Yield everything in oid order, in lists of about `limit` bytes: locks and rows are taken in that order."""
+        In oid order: locks and rows are taken in that order.
+        """
         batch: list[tuple[Pending, bytes | None]] = []
         size = 0
-        for oid in sorted(self._pending):
-            pending = self._pending[oid]
-            batch.append((pending, self.state(pending)))
-            size += (pending.size or 0) + 200
+        for oid in sorted(self._pending if oids is None else oids):
+            pending = self.get(oid)
+            batch.append((pending, pending.held))
+            size += (pending.size or 0) + ROW
             if size >= limit:
                 yield batch
                 batch, size = [], 0
@@ -91,10 +105,18 @@ class Spool:
         if self._file is not None:
             self._file.close()
 
-    def _write(self, state: bytes) -> int:
+    def _write(self, digest: str | None, refs: bytes | None, state: bytes) -> int:
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix='relstore-')     # noqa: SIM115 (closed by close())
-        start, self._end = self._end, self._end + len(state)
+        start = self._end
+        header = HEADER.pack((digest or '').encode(), -1 if refs is None else len(refs))
         self._file.seek(start)
-        self._file.write(state)
+        self._end += self._file.write(b''.join((header, refs or b'', state)))
         return start
+
+    def _read(self, pending: Pending) -> Pending:
+        self._file.seek(pending.start)
+        digest, length = HEADER.unpack(self._file.read(HEADER.size))
+        refs = None if length < 0 else self._file.read(length)
+        return replace(pending, md5=digest.decode() if self._digest else None, refs=refs,
+                       held=self._file.read(pending.size))

@@ -60,10 +60,12 @@ class Metadata:
 
 class Adapter:
     name = ''
-    # What a message to the server may hold; larger transactions are sent in pieces.
-    message_size = 16 * 1024 * 1024
+    # What a message to the server may hold; larger transactions are sent in pieces. A driver copies it several times.
+    message_size = 4 * 1024 * 1024
     # How long may the state of one object be?
     largest_state = 0
+    # How many objects may one transaction lock, before it had better keep all others out?
+    most_locks = MAX_TID
 
     keep_history: bool
     sql: Statements
@@ -116,7 +118,7 @@ class Adapter:
             for name in self._missing(session, relations, schema):
                 for statement in _split(schema[name]):
                     session.run(statement)
-            for item in self.new_meta().items():
+            for item in self.new_meta(relations).items():
                 session.run(self.sql.add_meta, item)
             session.run('COMMIT')
         except BaseException:
@@ -127,8 +129,8 @@ class Adapter:
         """Return what relstore knows about the database: the version of its schema, and its random name."""
         return dict(session.all(self.sql.meta))
 
-    def new_meta(self) -> dict[str, str]:
-        """Return what `meta` is to be for a new database, or one that is adopted."""
+    def new_meta(self, relations: set[str]) -> dict[str, str]:
+        """Return what `meta` is to be for a new database, or for one that is adopted, which has `relations`."""
         return {'schema': str(SCHEMA_VERSION), 'database': secrets.token_hex(8)}
 
     def _missing(self, session: Session, relations: set[str], schema: dict[str, str]) -> list[str]:
@@ -230,6 +232,17 @@ class Adapter:
 
         After a refusal the caller rolls back. LockTimeout says who had a lock for too long.
         """
+        raise NotImplementedError
+
+    def send_ahead(self, session: Session, batches: Iterable) -> bool:
+        """Send what is too large for one message before vote, so that nobody has to wait for that.
+
+        Return whether it was done. Then `send_again` takes the place of `stage`, and nothing is left for `finish`.
+        """
+        return False
+
+    def send_again(self, session: Session, batches: Iterable) -> None:
+        """End the vote: replace rows that were sent ahead, because conflicts were resolved."""
         raise NotImplementedError
 
     def stage(self, session: Session, ticket: list, tid: int | None, metadata: Metadata, batches: Iterable) -> Iterable:

@@ -13,7 +13,18 @@ from operator import methodcaller
 from types import ModuleType
 from typing import Any
 
-from relstore.errors import ConfigurationError, DatabaseError, Deadlock, Disconnected, LockTimeout, Unavailable
+from relstore.errors import (
+    ConfigurationError,
+    DatabaseError,
+    Deadlock,
+    Disconnected,
+    LockTimeout,
+    OutOfLocks,
+    Unavailable,
+)
+
+# What PostgreSQL names when it is out of shared memory because of too many locks.
+LOCKS = 'max_locks_per_transaction'
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,8 @@ def _classify_postgresql(error: Exception) -> type[Exception]:
         return Disconnected
     if state in ('40001', '53300'):                      # serialization failure; too many connections
         return Unavailable
+    if state == '53200' and LOCKS in (error.diag.message_hint or ''):
+        return OutOfLocks
     if state in ('28000', '28P01', '3D000', '42501', '53200'):
         return ConfigurationError
     return DatabaseError

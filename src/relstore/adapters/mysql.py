@@ -206,7 +206,7 @@ class MySQL(Adapter):
     def relations(self, session: Session) -> set[str]:
         """relstore_meta counts when it is filled: its rows are the last that are written."""
         relations = super().relations(session)
-        if 'relstore_meta' in relations and not self.new_meta().keys() <= self.meta(session).keys():
+        if 'relstore_meta' in relations and not self.new_meta(relations).keys() <= self.meta(session).keys():
             relations.remove('relstore_meta')
         return relations
 

@@ -8,18 +8,27 @@ import secrets
 import time
 import zlib
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from itertools import chain
 
 from relstore.adapters.base import Adapter, Ballot, Metadata, Verdict, lock_timeout
-from relstore.adapters.drivers import find_driver
+from relstore.adapters.drivers import LOCKS, find_driver
 from relstore.adapters.statements import Statements, Tables, read
-from relstore.errors import ConfigurationError, DatabaseError, Disconnected, Unavailable
+from relstore.errors import (
+    ConfigurationError,
+    DatabaseError,
+    Disconnected,
+    OutOfLocks,
+    StorageError,
+    Unavailable,
+)
 from relstore.session import Session
 
 OLDEST = 130000                 # xid8 and pg_current_xact_id() came with 13
 FINISH_TIMEOUT = 600.0          # failing after the vote would tear a transaction over several databases
 ORPHAN_DEADLINE = 60.0          # seconds after which nobody knows
 ORPHAN_PATIENCE = 5.0           # seconds a backend whose client is gone may still wait before it is ended
+WRITERS = ('relstore', 'any')   # who may write to a database: relstore alone, or RelStorage too
 PREPARED_STATEMENTS = ('auto', 'true', 'false')
 
 
@@ -34,6 +43,8 @@ class PostgreSQL(Adapter):
     name = 'postgresql'
     # A parameter is sent as text, twice as long, and the server takes 10^9 bytes.
     largest_state = 250_000_000
+    # A default server has room for some 12,000 locks, of all transactions together.
+    most_locks = 2000
 
     def __init__(self, dsn: str, driver: str = 'psycopg2', schema: str | None = None,
                  prepared_statements: str = 'auto', group_commit: bool = True):
@@ -130,8 +141,10 @@ class PostgreSQL(Adapter):
             return self.meta(session).get('locks', '')
         return 'plain' if 'object_state' in relations else ''
 
-    def new_meta(self) -> dict[str, str]:
-        return super().new_meta() | {'locks': self._locks}
+    def new_meta(self, relations: set[str]) -> dict[str, str]:
+        """Who writes is known where relstore makes the database. One that it finds RelStorage may still write to."""
+        meta = super().new_meta(relations) | {'locks': self._locks}
+        return meta if 'object_state' in relations else meta | {'writers': 'relstore'}
 
     def _check_rights(self, session: Session) -> None:
         [[may_write]] = session.all(self.sql.may_write)
@@ -204,11 +217,29 @@ class PostgreSQL(Adapter):
 
     # Commit -------------------------------------------------------------------------------------------------------
 
+    def send_ahead(self, session: Session, batches: Iterable) -> bool:
+        session.run(self.sql.begin_vote)
+        for batch in batches:
+            session.all(self.sql.stage, _arrays(batch))
+        return True
+
+    def send_again(self, session: Session, batches: Iterable) -> None:
+        for batch in batches:
+            session.run(self.sql.unstage, (self.oid_list(row.oid for row, _ in batch),))
+            session.all(self.sql.stage, _arrays(batch))
+
     def vote(self, session: Session, ballot: Ballot) -> Verdict:
-        rows = session.script(self.sql.vote, (
-            ballot.epoch, _milliseconds(ballot.timeout), ballot.restored_tid, ballot.alone, self.oid_list(ballot.locks),
-            self.oid_list(oid for oid, _ in ballot.bases), self.oid_list(tid for _, tid in ballot.bases),
-            self.oid_list(oid for oid, _ in ballot.reads), self.oid_list(tid for _, tid in ballot.reads)))
+        """Alone only where RelStorage does not write: it knows nothing of the lock that keeps all others out."""
+        alone = ballot.alone and self._is_relstores(session)
+        try:
+            rows = session.script(self.sql.vote_staged if session.in_transaction else self.sql.vote, (
+                ballot.epoch, _milliseconds(ballot.timeout), ballot.restored_tid, alone, self.oid_list(ballot.locks),
+                self.oid_list(oid for oid, _ in ballot.bases), self.oid_list(tid for _, tid in ballot.bases),
+                self.oid_list(oid for oid, _ in ballot.reads), self.oid_list(tid for _, tid in ballot.reads)))
+        except OutOfLocks as e:
+            raise self._out_of_locks(session, len(ballot.locks) + len(ballot.reads), alone) from e
+        if alone and not self._is_relstores(session):
+            raise Unavailable(f'{self} has just been opened to RelStorage as a writer.')
         verdict = Verdict()
         for kind, oid, tid, state in rows:
             if kind == 'epoch':
@@ -232,13 +263,28 @@ class PostgreSQL(Adapter):
                 verdict.ticket = [backend, transaction, since, ballot.epoch]
         return verdict
 
+    def _is_relstores(self, session: Session) -> bool:
+        """Whether relstore alone writes. Whoever is to change that waits for those who have voted alone."""
+        return self.meta(session).get('writers') == 'relstore'
+
+    def _out_of_locks(self, session: Session, count: int, alone: bool) -> StorageError:
+        session.rollback()
+        [[most]] = session.all(self.sql.max_locks)
+        message = (f'A transaction that locks {count:,} objects met a full lock table: raise {LOCKS} of the server, '
+                   f'{most}')
+        if alone or self._is_relstores(session):
+            return OutOfLocks(f'{message}.')
+        message += (', or, if no RelStorage process writes to this database any more, say so with "relstore writers", '
+                    'and large transactions will need no such room.')
+        # Trying again helps, if at all, where others have locked most of what is locked.
+        return (ConfigurationError if count > self.most_locks else OutOfLocks)(message)
+
     def stage(self, session: Session, ticket: list, tid: int | None, metadata: Metadata, batches: Iterable) -> Iterable:
-        """What is small goes into the message of finish; else all goes ahead into a temporary table."""
-        batches = iter(batches)
+        """What is small goes into the message of finish. What has become too large by resolving conflicts is sent."""
         first, second = next(batches, []), next(batches, None)
-        if second is None and sum(row.size or 0 for row, _ in first) < self.message_size:
+        if second is None:
             return [first]
-        for batch in chain(filter(None, (first, second)), batches):
+        for batch in chain((first, second), batches):
             session.all(self.sql.stage, _arrays(batch))
         return []
 
@@ -317,6 +363,35 @@ class PostgreSQL(Adapter):
     def size(self, session: Session) -> int:
         [[size]] = session.all(self.sql.size, (self._schema,))
         return size
+
+    def writers(self) -> str:
+        """Return who may write to the database, one of WRITERS."""
+        with closing(self._admin_session()) as session:
+            return self.meta(session).get('writers', 'any')
+
+    def set_writers(self, who: str, timeout: float = 60.0) -> None:
+        """Say who may write, one of WRITERS; wait up to `timeout` seconds for the commits under way.
+
+        'relstore' is a promise that no RelStorage process will: it would not see the lock of a large transaction.
+        """
+        with closing(self._admin_session()) as session:
+            session.run('BEGIN')
+            session.all(self.sql.keep_out, (_milliseconds(timeout),))
+            session.run(self.sql.set_writers, (who,))
+            session.run('COMMIT')
+
+    def _admin_session(self) -> Session:
+        """Return a session to a database that relstore has been at, whichever its history mode."""
+        session = self._first_session()
+        try:
+            self._use_schema(self._verified_schema(session))
+            if 'relstore_meta' not in self.relations(session):
+                raise ConfigurationError(f'{self} was never opened by relstore: start the site with relstore once.')
+            self._use_schema(self._schema, self._locks_there(session))
+        except BaseException:
+            session.close()
+            raise
+        return session
 
     def zap_all(self, session: Session) -> None:
         session.run('BEGIN')

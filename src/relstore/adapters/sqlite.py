@@ -24,6 +24,7 @@ from relstore.session import Session
 
 PRAGMAS = {'synchronous': 'FULL', 'cache_size': '-16384', 'mmap_size': '268435456', 'temp_store': 'MEMORY'}
 
+LARGE = 1000        # objects of a transaction that would read much of the file
 BUSY_TIMEOUT = 30   # seconds to wait for what is not the lock for writers: a checkpoint, a recovery
 IMPATIENT, PATIENT = 'PRAGMA busy_timeout = 0', f'PRAGMA busy_timeout = {BUSY_TIMEOUT * 1000}'
 # Seconds between two tries to get that one, at most: half of it makes all slower, twice as much some.
@@ -183,6 +184,9 @@ class SQLite(Adapter):
     def vote(self, session: Session, ballot: Ballot) -> Verdict:
         wanted = [oid for oid, _ in (*ballot.bases, *ballot.reads)] + list(ballot.restored)
         vote, waits = (self.sql.vote, (self.oid_list(wanted),)), []
+        large = len(wanted) > LARGE
+        if large:
+            session.run('PRAGMA mmap_size = 0')     # else all that is read counts as memory of this process
         try:
             rows = session.series([(IMPATIENT, ()), (self.sql.begin_write, ()), (PATIENT, ()), vote])
         except LockTimeout:
@@ -193,7 +197,7 @@ class SQLite(Adapter):
         if epoch != ballot.epoch:
             return Verdict(epoch_changed=True, waits=waits)
         current = dict(found)
-        verdict = Verdict(ticket=[last, current], waits=waits)
+        verdict = Verdict(ticket=[last, current, None, large], waits=waits)
         verdict.outdated = [(oid, current.get(oid, 0)) for oid, tid in ballot.reads if current.get(oid, 0) != tid]
         if ballot.restored_tid is not None and ballot.restored_tid <= last:
             verdict.last_tid = last
@@ -247,7 +251,7 @@ class SQLite(Adapter):
 
     def stage(self, session: Session, ticket: list, tid: int | None, metadata: Metadata, batches: Iterable) -> Iterable:
         """Write everything: the lock for writers is held since vote, and the disk may be full."""
-        last, replaced = ticket
+        last, replaced, *_ = ticket
         if tid is None:
             tid = u64(newTid(p64(last) if last else None))
         if self.keep_history:
@@ -262,7 +266,7 @@ class SQLite(Adapter):
             else:
                 session.many(self.sql.insert_state, [
                     (row.oid, tid, row.size or 0, state, row.refs, tid) for row, state in batch])
-        ticket.append(tid)
+        ticket[2] = tid
         return []
 
     def finish(self, session: Session, ticket: list, tid: int | None, metadata: Metadata,
@@ -273,6 +277,8 @@ class SQLite(Adapter):
             if not session.broken and session.in_transaction:
                 ticket[2] = None        # certainly not; and after the rollback another process may use the tid
             raise
+        if ticket[3]:
+            session.run(f"PRAGMA mmap_size = {self._pragmas['mmap_size']}")
         return ticket[2], 0.0       # the lock is held since vote
 
     def outcome(self, session: Session, ticket: list, oids: Sequence[int]) -> int | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from relstore.cli import demo, statements
+from relstore.cli import demo, statements, writers
 from relstore.errors import StorageError
 
 # A verb is a module with add_arguments(parser) and run(args) -> exit status; its docstring is the help.
-VERBS = {'demo': demo, 'statements': statements}
+VERBS = {'demo': demo, 'statements': statements, 'writers': writers}
 
 
 def main(argv: list[str] | None = None) -> int:

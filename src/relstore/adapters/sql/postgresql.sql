@@ -86,6 +86,17 @@ BEGIN ISOLATION LEVEL READ COMMITTED;
 SELECT kind, zoid, tid, state
 FROM {relstore_vote_2}(?, ?, ?, ?, ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[])
 
+-- After what is large was sent ahead.
+-- name: vote_staged
+SELECT kind, zoid, tid, state
+FROM {relstore_vote_2}(?, ?, ?, ?, ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[])
+
+-- name: begin_vote
+BEGIN ISOLATION LEVEL READ COMMITTED
+
+-- name: unstage
+DELETE FROM pg_temp.relstore_stage WHERE zoid = ANY (?::bigint[])
+
 -- name: stage
 SELECT {relstore_stage_1}(?::bigint[], ?::integer[], ?::integer[], ?::text[], ?::bigint[], ?::integer[], ?::integer[],
     ?::bytea, ?::bytea)
@@ -129,6 +140,15 @@ SELECT nextval('{zoid_seq}') FROM generate_series(1, ?)
 SELECT {relstore_reserve_1}(?)
 
 -- Administration -----------------------------------------------------------------------------------------------
+
+-- name: max_locks
+SELECT current_setting('max_locks_per_transaction')
+
+-- name: keep_out
+SELECT set_config('lock_timeout', ?, true), pg_advisory_xact_lock({key}(-3))
+
+-- name: set_writers
+INSERT INTO {relstore_meta} (name, value) VALUES ('writers', ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value
 
 -- name: server
 SELECT current_setting('server_version_num')::integer, current_database(), current_schema(),
