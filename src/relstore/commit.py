@@ -184,7 +184,9 @@ class Transaction:
         return self._adapter.vote(self._session, ballot)
 
     def _batches(self, oids: Collection[int] | None = None) -> Iterable:
-        return self._spool.batches(self._adapter.message_size, oids)
+        # Small pieces where there are many: a driver makes several copies of each.
+        size = self._adapter.message_size
+        return self._spool.batches(size if self._spool.size < size else size // 4, oids)
 
     def _ballot(self) -> Ballot:
         spool, issued = self._spool, self._database.oids.issued

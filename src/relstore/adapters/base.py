@@ -60,7 +60,7 @@ class Metadata:
 
 class Adapter:
     name = ''
-    # What a message to the server may hold; larger transactions are sent in pieces. A driver copies it several times.
+    # What a message to the server may hold; larger transactions are sent in pieces.
     message_size = 4 * 1024 * 1024
     # How long may the state of one object be?
     largest_state = 0
