@@ -231,7 +231,7 @@ class MySQL(Adapter):
         try:
             old = [key for key, in session.script(self.sql.old_commits)]
             if old:
-                session.results(self.sql.forget_commits, (old,))
+                session.results(self.sql.forget_commits, (self.oid_list(old),))
         finally:
             session.rollback()
 

@@ -128,7 +128,7 @@ PARAMETERS = {
 PARAMETERS_OF_MYSQL = {
     'load_many': lambda s: (json.dumps(s.oids), s.last, 1000, s.oid),
     'load_older': lambda s: (s.oid, s.last, 1000, s.oid),
-    'forget_commits': lambda s: ((1, 2),),
+    'forget_commits': lambda s: ('[1, 2]',),
     'begin_vote': lambda s: (10, 10, 1, 2),
     'lock_created': lambda s: (s.oid, json.dumps(s.oids)),
     'lock_current': lambda s: (s.oids,),

@@ -51,8 +51,9 @@ START TRANSACTION;
 SELECT session FROM {relstore_commit} WHERE voted < UTC_TIMESTAMP() - INTERVAL 1 DAY AND session <> 0
 LIMIT 1000 FOR UPDATE SKIP LOCKED
 
+-- By the primary key: where most rows are to go, MariaDB would read the whole table, and wait for those that others lock.
 -- name: forget_commits
-DELETE FROM {relstore_commit} WHERE session IN ?;
+DELETE c FROM {oids} o STRAIGHT_JOIN {relstore_commit} c FORCE INDEX (PRIMARY) ON c.session = o.zoid;
 COMMIT
 
 -- Reading ------------------------------------------------------------------------------------------------------
