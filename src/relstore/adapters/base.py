@@ -118,6 +118,7 @@ class Adapter:
             for name in self._missing(session, relations, schema):
                 for statement in _split(schema[name]):
                     session.run(statement)
+            session.all(self.sql.fits)
             for item in self.new_meta(relations).items():
                 session.run(self.sql.add_meta, item)
             session.run('COMMIT')

@@ -130,5 +130,14 @@ SELECT coalesce(max(zoid), 0) FROM {object_state}
 -- name: meta
 SELECT name, value FROM {relstore_meta}
 
+-- No row, but an error where a table that was there before is somebody else's.
+-- name: fits [hp]
+SELECT t.packed, t.username, t.description, t.extension, s.prev_tid, s.md5, s.state_size, s.state, c.tid
+FROM {transaction} t, {object_state} s, {current_object} c
+WHERE t.tid = -1 AND s.zoid = -1 AND s.tid = -1 AND c.zoid = -1
+
+-- name: fits [hf]
+SELECT tid, state_size, state FROM {object_state} WHERE zoid = -1
+
 -- name: add_meta
 INSERT INTO {relstore_meta} (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING
