@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from itertools import chain
+from itertools import accumulate, chain
 
 from relstore.adapters.base import Adapter, Ballot, Metadata, Verdict, lock_timeout
 from relstore.adapters.drivers import LOCKS, find_driver
@@ -416,22 +416,19 @@ def _milliseconds(seconds: float) -> str:
 
 def _arrays(batch: Sequence) -> tuple:
     """Return a batch as the arrays that relstore_rows_1 takes: PostgreSQL's own notation is parsed fastest."""
-    starts, refs_starts, states, refs = [], [], [], []
-    at = refs_at = 0
-    for row, state in batch:
-        starts.append(at)
-        refs_starts.append(refs_at)
-        states.append(state or b'')
-        refs.append(row.refs or b'')
-        at += len(states[-1])
-        refs_at += len(refs[-1])
     rows = [row for row, _ in batch]
-    return (_array(row.oid for row in rows), _array(starts), _array(row.size for row in rows),
-            _array(row.md5 for row in rows), _array(row.data_tid for row in rows), _array(refs_starts),
+    states = [state or b'' for _, state in batch]
+    refs = [row.refs or b'' for row in rows]
+    return (_array(row.oid for row in rows), _starts(states), _array(row.size for row in rows),
+            _array(row.md5 for row in rows), _array(row.data_tid for row in rows), _starts(refs),
             _array(None if row.refs is None else len(row.refs) for row in rows), b''.join(states), b''.join(refs))
 
 
+def _starts(values: Sequence[bytes]) -> str:
+    """Return where each begins when they are joined."""
+    return _array(accumulate(map(len, values[:-1]), initial=0)) if values else '{}'
+
+
 def _array(values: Iterable) -> str:
-    return '{' + ','.join('NULL' if value is None else str(value) for value in values) + '}'
-
-
+    """Return numbers, md5s and None as an array; all at once, for a commit of many objects makes many."""
+    return '{' + ','.join(map(str, values)).replace('None', 'NULL') + '}'
