@@ -42,7 +42,8 @@ def measured(test: TestCase, kind: str, arguments: dict, keep_history: bool, cou
     """Commit `count` new objects and change them, in another process; return the megabytes that it needed."""
     options = {'keep_history': keep_history}
     done = subprocess.run([sys.executable, '-m', large.__name__, json.dumps([kind, arguments, options, count, size])],
-                          capture_output=True, text=True)
+                          capture_output=True, text=True,
+                          env=os.environ | {'PYTHONPATH': os.pathsep.join(sys.path)})       # buildout's eggs too
     test.assertEqual(done.returncode, 0, done.stderr)
     return int(done.stdout)
 
