@@ -15,6 +15,7 @@ from unittest.mock import patch
 import psycopg2
 from persistent.mapping import PersistentMapping
 from persistent.TimeStamp import TimeStamp
+from psycopg2.extensions import make_dsn
 from transaction import TransactionManager
 from transaction.interfaces import TransientError
 from ZODB import DB
@@ -305,6 +306,34 @@ class AdvisoryLocks(Locks):
         self.assertEqual([value_of(s.load(oid)[0]) for s in (self.other, away)], [1, 2])
         away.close()
         self.watch.rows('DROP SCHEMA elsewhere CASCADE')
+
+
+class PatientFinish(ServerSuite):
+    """On PostgreSQL finish goes on waiting where vote had given up: failing would tear a larger transaction."""
+
+    def finished(self, options: str = '') -> None:
+        """Finish a commit, while somebody has locked the table against writers for twice commit-lock-timeout."""
+        dsn = make_dsn(self.dsn(), options=options)
+        storage = relstore.RelStore(relstore.PostgreSQL(dsn, driver=self.driver), keep_history=self.keep_history,
+                                    commit_lock_timeout=0.1)
+        self.addCleanup(storage.close)
+        [oid] = self.objects()
+        txn, _ = self.voted(storage, (oid, self.other.getTid(oid), state(1)))
+        third = self.watching()
+        third.rows('BEGIN')
+        third.rows('LOCK TABLE object_state IN SHARE MODE')
+        finish = self.started(storage.tpc_finish, txn)
+        waits = ("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() "
+                 "AND wait_event_type = 'Lock' AND clock_timestamp() > query_start + interval '0.2 s')")
+        self.watch.until(lambda: finish.done() or self.watch.one(waits))
+        third.rows('COMMIT')
+        self.assertEqual(finish.result(30), self.other.getTid(oid))
+
+    def test_other_locks_than_that_of_commits(self):
+        self.finished()
+
+    def test_a_role_whose_statements_may_not_take_long(self):
+        self.finished('-c statement_timeout=150')
 
 
 class Outcome(ServerSuite):
@@ -1052,8 +1081,8 @@ class Crash(TestCase):
 cases(globals(), Locks, backends=MYSQL)
 cases(globals(), Outcome, Views, RoundTrips, Tids, backends=POSTGRESQL + MYSQL)
 cases(globals(), RoundTrips, backends=PYMYSQL_ON_MYSQL + PGBOUNCER[:2])
-cases(globals(), AdvisoryLocks, backends=POSTGRESQL)
+cases(globals(), AdvisoryLocks, PatientFinish, backends=POSTGRESQL)
 cases(globals(), Zap, Pieces, Deletions, Rows, backends=BY_EVERY_DRIVER)
 cases(globals(), RowsOfUndo, backends=HISTORY_PRESERVING)
-del Suite, ServerSuite, Locks, AdvisoryLocks, Outcome, Views, Zap, RoundTrips, Tids, Pieces, Deletions
+del Suite, ServerSuite, Locks, AdvisoryLocks, PatientFinish, Outcome, Views, Zap, RoundTrips, Tids, Pieces, Deletions
 del RowsSuite, Rows, RowsOfUndo

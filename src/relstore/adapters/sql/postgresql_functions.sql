@@ -129,9 +129,11 @@ DECLARE
     v_shared boolean;
     v_wait record;
 BEGIN
-    -- For finish too. To plan for the arrays at hand took a third of a small commit, so plans are kept; and because
-    -- the table may be small when they are made and large tomorrow, objects are looked up one by one.
-    PERFORM set_config('lock_timeout', p_timeout, true), set_config('plan_cache_mode', 'force_generic_plan', true),
+    -- For finish too, which is not to fail because a role's statements may not take long. To plan for the arrays at hand
+    -- took a third of a small commit, so plans are kept; and because the table may be small when they are made and large
+    -- tomorrow, objects are looked up one by one.
+    PERFORM set_config('lock_timeout', p_timeout, true), set_config('statement_timeout', '0', true),
+            set_config('plan_cache_mode', 'force_generic_plan', true),
             set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true),
             set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true);
     IF ({epoch}) IS DISTINCT FROM p_epoch THEN
@@ -305,9 +307,9 @@ BEGIN
     IF p_group THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
+    PERFORM set_config('lock_timeout', p_timeout, true);        -- for rows and tables too
     IF NOT pg_try_advisory_xact_lock({key}(-1)) THEN
         v_start := clock_timestamp();
-        PERFORM set_config('lock_timeout', p_timeout, true);
         PERFORM pg_advisory_xact_lock({key}(-1));
         v_waited := extract(epoch FROM clock_timestamp() - v_start) * 1000000;
     END IF;
