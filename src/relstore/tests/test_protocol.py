@@ -336,6 +336,29 @@ class PatientFinish(ServerSuite):
         self.finished('-c statement_timeout=150')
 
 
+class BesideAPack(ServerSuite):
+    """RelStorage's pack removes current_object's rows and takes none of the locks of commits."""
+
+    def test_what_it_removes_while_finish_waits_is_there_again(self):
+        for staged in False, True:
+            with self.subTest(staged=staged), \
+                    patch.object(self.storage._adapter, 'message_size', 1 if staged else 1 << 20):
+                removed, kept = self.objects(2)
+                base = self.other.getTid(removed)
+                txn, _ = self.voted(self.view, *((oid, base, state(1)) for oid in (removed, kept)))
+                pack = self.watching()
+                pack.rows('BEGIN')
+                pack.rows('DELETE FROM current_object WHERE zoid = %s', u64(removed))
+                finish = self.started(self.view.tpc_finish, txn)
+                self.watch.until("EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() "
+                                 "AND wait_event_type = 'Lock')")
+                pack.rows('COMMIT')
+                tid = finish.result(30)
+                self.assertEqual(self.watch.rows('SELECT DISTINCT tid FROM current_object WHERE zoid IN (%s, %s)',
+                                                 u64(removed), u64(kept)), [(u64(tid),)])
+                commit(self.other, *((oid, tid, state(2)) for oid in (removed, kept)))
+
+
 class Outcome(ServerSuite):
     """The connection is lost in finish while the backend, an orphan now, waits for the commit lock."""
 
@@ -1082,7 +1105,8 @@ cases(globals(), Locks, backends=MYSQL)
 cases(globals(), Outcome, Views, RoundTrips, Tids, backends=POSTGRESQL + MYSQL)
 cases(globals(), RoundTrips, backends=PYMYSQL_ON_MYSQL + PGBOUNCER[:2])
 cases(globals(), AdvisoryLocks, PatientFinish, backends=POSTGRESQL)
+cases(globals(), BesideAPack, backends=POSTGRESQL_HP[:1])
 cases(globals(), Zap, Pieces, Deletions, Rows, backends=BY_EVERY_DRIVER)
 cases(globals(), RowsOfUndo, backends=HISTORY_PRESERVING)
-del Suite, ServerSuite, Locks, AdvisoryLocks, PatientFinish, Outcome, Views, Zap, RoundTrips, Tids, Pieces, Deletions
-del RowsSuite, Rows, RowsOfUndo
+del Suite, ServerSuite, Locks, AdvisoryLocks, PatientFinish, BesideAPack, Outcome, Views, Zap, RoundTrips, Tids
+del Pieces, Deletions, RowsSuite, Rows, RowsOfUndo
