@@ -262,7 +262,7 @@ class Transaction:
             self._session.rollback()
             if record is None:
                 record, _ = self._adapter.load_now(self._session, oid) or (None, 0)
-            if theirs != mine:
+            if theirs not in (mine, 0):         # 0: no revision is current
                 author = self._adapter.author(self._session, theirs)
         name = self._class_name(record)
         self._database.conflicts.conflict(oid, name, resolved=False)

@@ -156,6 +156,14 @@ class Errors(Suite):
             self.mine.tpc_vote(txn)
         self.mine.tpc_abort(txn)
 
+    def test_with_an_object_that_is_not_there(self):
+        """Nobody else is to blame; least of all who made the database, in tid 0."""
+        oid, base = self.mine.new_oid(), p64(7)
+        with self.assertRaises(ConflictError) as raised:
+            self.voted(self.mine, (oid, base, state(2)))
+        self.assertEqual((raised.exception.oid, raised.exception.serials), (oid, (z64, base)))
+        self.assertNotIn('other transaction', str(raised.exception))
+
     def test_holds_no_lock_and_no_session(self):
         """From when the error is raised: the application may take its time to abort."""
         oid, base = self.object(state(0))
