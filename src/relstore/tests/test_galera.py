@@ -174,7 +174,7 @@ class Nodes(TestCase):
         [oid], tid = self.objects()
         txn = self.voted(self.here, (oid, tid, state(-1)))
         pool, session = self.here._pool, self.here._txn._session
-        orphan = self.here._txn._ticket, self.here._txn._batches, self.here._txn._record
+        orphan = self.here._txn._ticket, self.here._txn._left, self.here._txn._record
         pool.retire()
         with mock.patch.object(self.here._adapter, 'finish', side_effect=Disconnected('lost by this test')), \
                 mock.patch.object(session, 'close'), \
