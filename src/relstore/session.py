@@ -108,6 +108,10 @@ class Session:
         if not self.broken and self.in_transaction:
             self.run('ROLLBACK')
 
+    def retire(self) -> None:
+        """Have the pool close it when it comes back."""
+        self.era = -1
+
     def close(self) -> None:
         self.broken = True
         self._do(_close, self._connection)

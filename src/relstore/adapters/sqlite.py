@@ -184,9 +184,9 @@ class SQLite(Adapter):
     def vote(self, session: Session, ballot: Ballot) -> Verdict:
         wanted = [oid for oid, _ in (*ballot.bases, *ballot.reads)] + list(ballot.restored)
         vote, waits = (self.sql.vote, (self.oid_list(wanted),)), []
-        large = len(wanted) > LARGE
-        if large:
+        if len(wanted) > LARGE:
             session.run('PRAGMA mmap_size = 0')     # else all that is read counts as memory of this process
+            session.retire()                        # others are to read as fast as ever, however this ends
         try:
             rows = session.series([(IMPATIENT, ()), (self.sql.begin_write, ()), (PATIENT, ()), vote])
         except LockTimeout:
@@ -197,7 +197,7 @@ class SQLite(Adapter):
         if epoch != ballot.epoch:
             return Verdict(epoch_changed=True, waits=waits)
         current = dict(found)
-        verdict = Verdict(ticket=[last, current, None, large], waits=waits)
+        verdict = Verdict(ticket=[last, current, None], waits=waits)
         verdict.outdated = [(oid, current.get(oid, 0)) for oid, tid in ballot.reads if current.get(oid, 0) != tid]
         if ballot.restored_tid is not None and ballot.restored_tid <= last:
             verdict.last_tid = last
@@ -277,8 +277,6 @@ class SQLite(Adapter):
             if not session.broken and session.in_transaction:
                 ticket[2] = None        # certainly not; and after the rollback another process may use the tid
             raise
-        if ticket[3]:
-            session.run(f"PRAGMA mmap_size = {self._pragmas['mmap_size']}")
         return ticket[2], 0.0       # the lock is held since vote
 
     def outcome(self, session: Session, ticket: list, oids: Sequence[int]) -> int | None:

@@ -59,6 +59,38 @@ class Memory(TestCase):
         self.assertLess(measured(self, kind, arguments, self.keep_history, 5_000, 10_000), 125)
 
 
+class Afterwards(TestCase):
+    """On SQLite a large transaction reads without the file mapped into memory; nobody else does."""
+
+    def setUp(self):
+        super().setUp()
+        self.storage = self.open_storage()
+        self.addCleanup(self.storage.close)
+
+    def mapped(self) -> int:
+        with self.storage._pool.session() as session:
+            [[size]] = session.all('PRAGMA mmap_size')
+        return size
+
+    def test_others_read_as_fast_as_ever(self):
+        before = self.mapped()
+        changes = [(self.storage.new_oid(), z64, state(1)) for _ in range(relstore.adapters.sqlite.LARGE + 1)]
+        tid = commit(self.storage, *changes)
+        self.assertEqual(self.mapped(), before)
+        with self.assertRaises(ConflictError):
+            commit(self.storage, *changes)
+        self.assertEqual(self.mapped(), before)
+        txn = TransactionMetaData()
+        self.storage.tpc_begin(txn)
+        for oid, _, record in changes:
+            self.storage.store(oid, tid, record, '', txn)
+        self.storage.tpc_vote(txn)
+        self.assertEqual(self.storage._txn._session.all('PRAGMA mmap_size'), [(0,)])
+        self.storage.tpc_abort(txn)
+        self.assertEqual(self.mapped(), before)
+        self.assertGreater(before, 0)
+
+
 class DefaultServer(TestCase):
     """PostgreSQL with the settings that it comes with."""
 
@@ -298,4 +330,5 @@ cases(globals(), Memory, backends=(
     SQLiteHistoryPreserving, SQLiteHistoryFree, Psycopg2HistoryFree, Psycopg3HistoryPreserving, MySQLdbHistoryFree))
 cases(globals(), Ahead, backends=(
     Psycopg2HistoryPreserving, Psycopg2HistoryFree, Psycopg3HistoryPreserving, Psycopg3HistoryFree))
-del Memory, Ahead
+cases(globals(), Afterwards, backends=(SQLiteHistoryPreserving, SQLiteHistoryFree))
+del Memory, Ahead, Afterwards
