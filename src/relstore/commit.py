@@ -153,15 +153,14 @@ class Transaction:
         conflicts, began = self._database.conflicts, time.monotonic()
         try:
             verdict = self._ask_as_it_can_be(self._ballot())
-        except LockTimeout:
-            conflicts.lock_timeout(time.monotonic() - began)
+        except LockTimeout as e:
+            conflicts.lock_timeout(time.monotonic() - began, e.lock, self._class_of(e.lock))
             raise
         except Deadlock:
             conflicts.deadlock()
             raise
         for lock, seconds in verdict.waits:
-            pending = self._spool.get(lock)
-            conflicts.waited(lock, seconds, self._class_name(pending.held) if pending else '')
+            conflicts.waited(lock, seconds, self._class_of(lock))
         return verdict
 
     def _ask_as_it_can_be(self, ballot: Ballot) -> Verdict:
@@ -274,6 +273,10 @@ class Transaction:
             said = ', '.join(f'{what} "{text}"' for what, text in texts if text)
             error.message += f'; the other transaction: {said}' if said else ''
         return error
+
+    def _class_of(self, lock: int | None) -> str:
+        pending = self._spool.get(lock)
+        return self._class_name(pending.held) if pending else ''
 
     def _class_name(self, record: bytes | None) -> str:
         try:

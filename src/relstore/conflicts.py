@@ -29,8 +29,8 @@ class ObjectConflicts(NamedTuple):
     """What one object has cost, in this process.
 
     conflicts: how often a transaction was based on a revision that was not current any more when it was committed; each
-    is resolved or failed. waited: seconds that commits have waited for its lock. last: the last time that any of this
-    happened, in seconds since 1970.
+    is resolved or failed. waited: seconds that commits have waited for its lock, also in vain. last: the last time that
+    any of this happened, in seconds since 1970.
     """
     oid: bytes
     class_name: str     # with its module; '' if it is not known
@@ -86,10 +86,12 @@ class _Period:
             if lock != SOME_OBJECTS:
                 self._tally(lock, class_name).waited += seconds
 
-    def lock_timeout(self, seconds: float) -> None:
+    def lock_timeout(self, lock: int | None, class_name: str, seconds: float) -> None:
         self.longest_wait = max(self.longest_wait, seconds)
         self.lock_timeouts += 1
         self.waited_in_vain += seconds
+        if lock is not None and lock >= 0:
+            self._tally(lock, class_name).waited += seconds
 
     def deadlock(self) -> None:
         self.deadlocks += 1
@@ -142,8 +144,9 @@ class Conflicts:
         log.debug('Waited %.3f s for lock %#x %s', seconds, lock, class_name)
         self._count(lambda period: period.wait(lock, class_name, seconds))
 
-    def lock_timeout(self, seconds: float) -> None:
-        self._count(lambda period: period.lock_timeout(seconds))
+    def lock_timeout(self, seconds: float, lock: int | None = None, class_name: str = '') -> None:
+        """Count that a commit was given up, because a lock was not free: an object's, another's, or it is not known."""
+        self._count(lambda period: period.lock_timeout(lock, class_name, seconds))
 
     def deadlock(self) -> None:
         self._count(_Period.deadlock)

@@ -24,7 +24,11 @@ class Disconnected(Unavailable):
 
 
 class LockTimeout(Unavailable):
-    """Somebody else held a lock for longer than `commit-lock-timeout`."""
+    """Somebody else held a lock for longer than `commit-lock-timeout`.
+
+    lock: the oid of the object it is for, or what stands for one (see adapters.base); None where it is not known.
+    """
+    lock: int | None = None
 
 
 class OutOfLocks(Unavailable):

@@ -337,7 +337,9 @@ def lock_timeout(lock: int, seconds: float, holder: str) -> LockTimeout:
     """Return the error that says for whom a vote has waited. lock: an oid, or what stands for one."""
     what = {COMMIT_LOCK: 'The commit lock', SOME_OBJECTS: 'An object',
             EVERYBODY: 'The lock that a large transaction or a pack takes alone'}.get(lock, f'The object {lock:#x}')
-    return LockTimeout(f'{what} was held for {seconds:g} s (commit-lock-timeout) by {holder}.')
+    error = LockTimeout(f'{what} was held for {seconds:g} s (commit-lock-timeout) by {holder}.')
+    error.lock = lock
+    return error
 
 
 def _split(ddl: str) -> list[str]:

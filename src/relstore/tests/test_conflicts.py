@@ -310,6 +310,8 @@ class Waiting(Suite):
         stats = impatient.commit_stats()
         self.assertEqual(stats['lock_timeouts'], 1)
         self.assertGreaterEqual(stats['waited_in_vain'], 0.9)
+        [found] = [each for each in impatient.conflicts() if each.waited > 0.5]
+        self.assertEqual(found[:5], (oid, MINPO, 0, 0, 0))
         self.assertEqual(impatient._pool.lent, 0)
         self.other.tpc_finish(first)
         commit(impatient, (*free, state(2)))
