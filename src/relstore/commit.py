@@ -321,8 +321,8 @@ class Transaction:
                 tid = self._database.pool.attempt(lambda s: self._adapter.outcome(s, self._ticket, oids))
                 break
             except (StorageError, ConflictError) as e:
-                # A server that recovers from a crash refuses connections for a while.
-                if not isinstance(e, Disconnected) or time.monotonic() > deadline:
+                # A server that recovers from a crash refuses connections for a while, and then all come at once.
+                if not isinstance(e, Unavailable) or time.monotonic() > deadline:
                     raise OutcomeUnknown(f'The commit was sent, then the connection failed ({error}); whether it '
                                          f'happened cannot be told: {e}') from error
                 time.sleep(0.1)

@@ -262,7 +262,10 @@ class Adapter:
         raise NotImplementedError
 
     def outcome(self, session: Session, ticket: list, oids: Sequence[int]) -> int | None:
-        """After a failed finish: return the tid if it was committed, else None. Waits until that is decided."""
+        """After a failed finish: return the tid if it was committed, else None. Waits until that is decided.
+
+        OutcomeUnknown if asking again would not help, Unavailable if it may.
+        """
         raise NotImplementedError
 
     def new_oids(self, session: Session, count: int) -> list[int]:

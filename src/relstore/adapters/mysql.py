@@ -24,6 +24,7 @@ from relstore.errors import (
     Deadlock,
     Disconnected,
     LockTimeout,
+    OutcomeUnknown,
     StorageError,
     Unavailable,
 )
@@ -402,7 +403,7 @@ class MySQL(Adapter):
             except (LockTimeout, Deadlock) as e:
                 session.rollback()
                 if time.monotonic() > deadline:
-                    raise Unavailable(f'the connection {connection} of the server is still busy with it') from e
+                    raise OutcomeUnknown(f'the connection {connection} of the server is still busy with it') from e
                 if isinstance(e, LockTimeout) and self.epoch(session) == epoch:
                     self._kill(session, connection)     # on another server the number is somebody else's
             else:
@@ -410,7 +411,7 @@ class MySQL(Adapter):
         if rows:
             return rows[0][0]
         if self.epoch(session).partition('.')[2] != epoch.partition('.')[2]:
-            raise Unavailable('another server answers, which may not have it yet')
+            raise OutcomeUnknown('another server answers, which may not have it yet')
         return None
 
     def _kill(self, session: Session, connection: int) -> None:

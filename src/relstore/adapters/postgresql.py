@@ -18,6 +18,7 @@ from relstore.errors import (
     ConfigurationError,
     DatabaseError,
     Disconnected,
+    OutcomeUnknown,
     OutOfLocks,
     StorageError,
     Unavailable,
@@ -321,7 +322,7 @@ class PostgreSQL(Adapter):
             if status != 'in progress':
                 break
             if time.monotonic() > deadline:
-                raise Unavailable(f'the server process {backend} is still busy with it')
+                raise OutcomeUnknown(f'the server process {backend} is still busy with it')
             if time.monotonic() > patience:
                 session.all(self.sql.terminate, (backend,))
                 patience = time.monotonic() + ORPHAN_PATIENCE
@@ -333,7 +334,7 @@ class PostgreSQL(Adapter):
             return None
         [[tid]] = session.all(self.sql.tid_of, (since, str(transaction)))
         if crashed and (tid is None or not all(self.load_serial(session, oid, tid) for oid in oids)):
-            raise Unavailable('the server has crashed since, and the objects were changed again')
+            raise OutcomeUnknown('the server has crashed since, and the objects were changed again')
         if tid is None:
             # History-free: others have overwritten all of it already. Any tid between serves; the next poll corrects.
             tid = min([current for oid in oids if (current := self.current_tid(session, oid))], default=since + 1) - 1

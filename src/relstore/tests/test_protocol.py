@@ -415,6 +415,25 @@ class Outcome(ServerSuite):
         self.assertEqual([value_of(view.load(oid)[0]) for oid in self.oids], [2, 2])
         view.release()
 
+    def test_the_server_has_no_room_at_first(self):
+        """Where connections were lost, all come at once, and there may be as many as it takes."""
+        connect, refused = self.mine._adapter.connect, []
+
+        def full():
+            if len(refused) < 3:
+                refused.append(1)
+                raise relstore.errors.Unavailable('Too many connections')
+            return connect()
+
+        finish = self._orphaned(held_back=True)
+        self.enter(patch.object(self.mine._pool, '_connect', full))
+        self.third.release_commit_lock()
+        self.watch.until('(SELECT max(tid) FROM object_state) > %s', u64(self.base))
+        self.mine._pool.retire()
+        self.proxy.resume()
+        self.assertEqual(finish.result(30), self.other.getTid(self.oids[0]))
+        self.assertEqual(len(refused), 3)
+
     def test_no_server_can_be_asked(self):
         self.enter(patch('relstore.commit.OUTCOME_PATIENCE', 0.2))
         finish = self._orphaned(held_back=True)
