@@ -29,6 +29,8 @@ from relstore.spool import Spool
 
 # Seconds to go on asking for the outcome of a commit, while no server can be reached.
 OUTCOME_PATIENCE = 60.0
+# Conflicts that are resolved together: what they were based on is asked for at once.
+TOGETHER = 100
 # Bytes of another transaction's user and description that a ConflictError quotes: in all it is to have 2 kB at most.
 LONGEST_USER, LONGEST_DESCRIPTION = 200, 800
 
@@ -132,7 +134,7 @@ class Transaction:
                                 self.metadata.extension_bytes, self._packed)
         verdict = self._verdict()
         self._refuse(verdict)
-        resolved = [self._resolve_conflict(*conflict) for conflict in verdict.conflicts]
+        resolved = self._resolve_conflicts(verdict.conflicts)
         self._ticket = verdict.ticket
         self._reserve_oids()
         if self._sent:
@@ -221,10 +223,17 @@ class Transaction:
             raise StorageError(f'A transaction with the tid {self._tid:#x} cannot be added: the newest in the '
                                f'database has {verdict.last_tid:#x}.')
 
-    def _resolve_conflict(self, oid: int, current_tid: int, current: bytes | None) -> int:
+    def _resolve_conflicts(self, conflicts: list[tuple[int, int, bytes | None]]) -> list[int]:
+        resolved = []
+        for start in range(0, len(conflicts), TOGETHER):
+            some = conflicts[start:start + TOGETHER]
+            old = self._old_states([oid for oid, _, current in some if current is not None])
+            resolved += [self._resolve_conflict(*conflict, old.get(conflict[0])) for conflict in some]
+        return resolved
+
+    def _resolve_conflict(self, oid: int, current_tid: int, current: bytes | None, old: bytes | None) -> int:
         pending = self._spool.get(oid)
         mine, base = pending.held, pending.base
-        old = self._old_state(oid, base) if base and mine is not None and current is not None else None
         resolved = None if old is None else self._resolve(oid, base, old, current_tid, current, mine)
         if resolved is None:
             raise self._conflict(ConflictError(oid=p64(oid), serials=(p64(current_tid), p64(base))), mine or current)
@@ -232,12 +241,17 @@ class Transaction:
         self._spool.put(oid, base, resolved)
         return oid
 
-    def _old_state(self, oid: int, tid: int) -> bytes | None:
-        """Return the state a change was based on. A history-free database has overwritten it: the cache may not."""
-        state = self._database.cache.revision(oid, tid)
-        if state is None and self._adapter.keep_history:
-            [state] = self._adapter.load_serial(self._session, oid, tid) or [None]
-        return state
+    def _old_states(self, oids: list[int]) -> dict[int, bytes]:
+        """Return the states that changes were based on, by oid, as far as there are any.
+
+        A history-free database has overwritten them: the cache may not.
+        """
+        bases = {row.oid: row.base for row in map(self._spool.get, oids) if row.base and row.size is not None}
+        found = {oid: self._database.cache.revision(oid, base) for oid, base in bases.items()}
+        missing = [(oid, base) for oid, base in bases.items() if found[oid] is None]
+        if missing and self._adapter.keep_history:
+            found |= self._adapter.load_serials(self._session, missing)
+        return found
 
     def _resolve(
         self, oid: int, old_tid: int, old: bytes, current_tid: int, current: bytes, mine: bytes

@@ -173,6 +173,11 @@ class Adapter:
     def load_serial(self, session: Session, oid: int, tid: int) -> tuple[bytes | None] | None:
         return session.one(self.sql.load_serial, (oid, tid))
 
+    def load_serials(self, session: Session, revisions: Sequence[tuple[int, int]]) -> dict[int, bytes | None]:
+        """Return the states of those revisions (oid, tid) that exist, by oid."""
+        rows = {oid: self.load_serial(session, oid, tid) for oid, tid in revisions}
+        return {oid: row[0] for oid, row in rows.items() if row is not None}
+
     def load_before(self, session: Session, oid: int, tid: int) -> tuple[bytes | None, int, int | None] | None:
         """Return (state, tid, tid of the next revision or None) of the last revision before `tid`."""
         return session.one(self.sql.load_before, (oid, tid, oid, tid))

@@ -259,6 +259,11 @@ class MySQL(Adapter):
                 (self.sql.load_older, (oid, at, largest, oids[0])) for oid in changed]))
         return rows
 
+    def load_serials(self, session: Session, revisions: Sequence[tuple[int, int]]) -> dict[int, bytes | None]:
+        """In few messages."""
+        results = self._send(session, [(self.sql.load_serial, revision) for revision in revisions])
+        return {oid: rows[0][0] for (oid, _), rows in zip(revisions, results, strict=True) if rows}
+
     # Commit -------------------------------------------------------------------------------------------------------
 
     def vote(self, session: Session, ballot: Ballot) -> Verdict:

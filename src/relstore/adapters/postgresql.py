@@ -215,6 +215,11 @@ class PostgreSQL(Adapter):
         session.epoch = rows[0][0]
         return [row[1:] for row in rows if row[1] is not None]
 
+    def load_serials(self, session: Session, revisions: Sequence[tuple[int, int]]) -> dict[int, bytes | None]:
+        """In one message."""
+        return dict(session.all(self.sql.load_serials, (
+            self.oid_list(oid for oid, _ in revisions), self.oid_list(tid for _, tid in revisions))))
+
     def oid_list(self, oids: Iterable[int]) -> str:
         return '{' + ','.join(map(str, oids)) + '}'
 

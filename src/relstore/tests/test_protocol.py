@@ -658,6 +658,26 @@ class RoundTrips(ServerSuite):
         self.assertEqual(self.connection.root()['counter']._value, 13)
         self.manager.abort()
 
+    def test_many_conflicts(self):
+        """With nothing in the cache, where history is kept: else they could not be resolved."""
+        oids = [self.other.new_oid() for _ in range(30)]
+        base = commit(self.other, *((oid, z64, counter(0)) for oid in oids))
+        view = self.mine.new_instance()
+        self.addCleanup(view.release)
+        view.poll_invalidations()
+        if not self.keep_history:
+            view.prefetch(oids)
+        tid = commit(self.other, *((oid, base, counter(1)) for oid in oids))
+        new = view.new_oid()
+        self.proxy.reset()
+        plain = commit(view, (new, z64, counter(0)))
+        costs = self.proxy.round_trips
+        self.proxy.reset()
+        resolved = commit(view, *((oid, base, counter(10)) for oid in oids))
+        self.assertLessEqual(self.proxy.round_trips - costs, 2)
+        self.assertEqual({value_of(self.other.loadSerial(oid, resolved)) for oid in oids}, {11})
+        self.assertTrue(tid < plain < resolved)
+
     def test_new_oids(self):
         self.proxy.reset()
         self.mine._database.oids.forget()

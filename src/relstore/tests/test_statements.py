@@ -82,6 +82,7 @@ PARAMETERS = {
     'load_at': lambda s: (s.oid, s.last),
     'load_now': lambda s: (s.oid,),
     'load_serial': lambda s: (s.oid, s.tid),
+    'load_serials': lambda s: (s.oids, s.tids),
     'load_before': lambda s: (s.oid, s.last, s.oid, s.last),
     'load_many': lambda s: (s.oids, s.last, 1000, s.oid),
     'load_at_pooled': lambda s: (s.oid, s.last),

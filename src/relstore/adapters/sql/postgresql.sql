@@ -13,6 +13,11 @@ SELECT o.zoid, s.state, s.tid, s.refs FROM {oids} o CROSS JOIN LATERAL
     (SELECT state, tid, refs, state_size FROM {object_state} WHERE zoid = o.zoid AND tid <= ? ORDER BY tid DESC LIMIT 1) s
 WHERE s.state_size <= ? OR o.zoid = ?
 
+-- Likewise a probe for each.
+-- name: load_serials [hp]
+SELECT r.zoid, s.state FROM unnest(?::bigint[], ?::bigint[]) r (zoid, tid)
+    CROSS JOIN LATERAL (SELECT state FROM {object_state} WHERE zoid = r.zoid AND tid = r.tid LIMIT 1) s
+
 -- The two with the epoch, for a session whose server a pooler may have changed. There is always a row.
 -- name: load_at_pooled
 SELECT e.epoch, l.state, l.tid, l.refs FROM (SELECT ({epoch}) AS epoch) e LEFT JOIN {relstore_load_1}(?, ?) l ON true
