@@ -109,6 +109,8 @@ class MySQL(Adapter):
             in_order=(
                 'INSERT INTO {relstore_commit} (session, vote, tid, voted) VALUES (0, 0, 0, UTC_TIMESTAMP(6))\n'
                 'ON DUPLICATE KEY UPDATE vote = vote + 1, voted = VALUES(voted);' if in_cluster else ''),
+            # MariaDB may limit the time that a statement takes, MySQL that of those that lock nothing.
+            patiently='SET STATEMENT max_statement_time = 0 FOR ' if maria else '',
             fresh='' if maria else 'SET SESSION information_schema_stats_expiry = 0;')
         overlays = ('mysql.sql', 'mariadb.sql') if maria else ('mysql.sql',)
         self.sql = Statements('common.sql', *overlays, keep_history=keeps, macros=self._tables, placeholder='%s')

@@ -178,7 +178,7 @@ INSERT INTO relstore_stage (zoid, prev_tid, md5, state_size, state, refs, data_t
 -- is no tid where the transaction that has voted is gone, so that nothing can be written.
 -- name: begin_finish
 SET SESSION innodb_lock_wait_timeout = ?, lock_wait_timeout = ?;
-SELECT TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) INTO @relstore_waited FROM {commit_row_lock} FOR UPDATE;
+{patiently}SELECT TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) INTO @relstore_waited FROM {commit_row_lock} FOR UPDATE;
 {in_order}
 SET @relstore_now = UTC_TIMESTAMP(6);
 SET @relstore_tid = coalesce(?, greatest(
