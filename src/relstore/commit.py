@@ -12,7 +12,7 @@ from ZODB.ConflictResolution import ConflictResolvingStorage
 from ZODB.POSException import ConflictError, MultipleUndoErrors, ReadConflictError, UndoError
 from ZODB.utils import p64, u64
 
-from relstore.adapters.base import Ballot, Metadata, Verdict
+from relstore.adapters.base import TOGETHER, Ballot, Metadata, Verdict
 from relstore.conflicts import class_name, plain
 from relstore.database import Database
 from relstore.errors import (
@@ -29,8 +29,6 @@ from relstore.spool import Spool
 
 # Seconds to go on asking for the outcome of a commit, while no server can be reached.
 OUTCOME_PATIENCE = 60.0
-# Conflicts that are resolved together: what they were based on is asked for at once.
-TOGETHER = 100
 # Bytes of another transaction's user and description that a ConflictError quotes: in all it is to have 2 kB at most.
 LONGEST_USER, LONGEST_DESCRIPTION = 200, 800
 
@@ -227,6 +225,9 @@ class Transaction:
         resolved = []
         for start in range(0, len(conflicts), TOGETHER):
             some = conflicts[start:start + TOGETHER]
+            if start:
+                states = self._adapter.load_serials(self._session, [(oid, tid) for oid, tid, _ in some])
+                some = [(oid, tid, states.get(oid)) for oid, tid, _ in some]
             old = self._old_states([oid for oid, _, current in some if current is not None])
             resolved += [self._resolve_conflict(*conflict, old.get(conflict[0])) for conflict in some]
         return resolved

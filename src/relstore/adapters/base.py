@@ -18,6 +18,9 @@ MAX_TID = 2 ** 63 - 1
 # What stands for an oid where a lock is told of that is no single object's. SOME_OBJECTS: it is not known whose.
 COMMIT_LOCK, SOME_OBJECTS, EVERYBODY = -1, -2, -3
 
+# Conflicts that are resolved at once: vote returns the states of the first so many, the others are asked for in turn.
+TOGETHER = 100
+
 Revision = tuple[bytes | None, int]         # (state, tid); the state of a deleted object is None
 
 
@@ -38,6 +41,7 @@ class Ballot:
 class Verdict:
     """What vote answers. Anything in the first four refuses the commit.
 
+    conflicts: the states of the first TOGETHER are there, for the others None.
     waits: (oid, seconds), for each lock that was not free; or one of the constants above in place of the oid.
     """
     epoch_changed: bool = False

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 
-from relstore.adapters.base import COMMIT_LOCK, SOME_OBJECTS, Adapter, Ballot, Metadata, Verdict, lock_timeout
+from relstore.adapters.base import COMMIT_LOCK, SOME_OBJECTS, TOGETHER, Adapter, Ballot, Metadata, Verdict, lock_timeout
 from relstore.adapters.drivers import find_driver
 from relstore.adapters.statements import Statements, Tables, read
 from relstore.errors import (
@@ -298,9 +298,9 @@ class MySQL(Adapter):
             verdict.last_tid = last
         changed = [oid for oid, base in ballot.bases if current.get(oid, 0) != base]
         if changed:
-            states = self._send(session, [(self.sql.current_states, (some,)) for some in _lists(changed)])
+            states = self._send(session, [(self.sql.current_states, (some,)) for some in _lists(changed[:TOGETHER])])
             states = {oid: (tid, state) for oid, tid, state in chain.from_iterable(states)}
-            verdict.conflicts = [(oid, *states.get(oid, (0, None))) for oid in changed]
+            verdict.conflicts = [(oid, *states.get(oid, (current.get(oid, 0), None))) for oid in changed]
         return verdict
 
     def _lock_timeout(self, session: Session, ballot: Ballot, seconds: float) -> LockTimeout:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ZODB.utils import newTid, p64, u64
 
-from relstore.adapters.base import COMMIT_LOCK, Adapter, Ballot, Metadata, Verdict, lock_timeout
+from relstore.adapters.base import COMMIT_LOCK, TOGETHER, Adapter, Ballot, Metadata, Verdict, lock_timeout
 from relstore.adapters.drivers import find_driver
 from relstore.adapters.statements import Statements, Tables, read
 from relstore.errors import ConfigurationError, DatabaseError, LockTimeout
@@ -204,7 +204,8 @@ class SQLite(Adapter):
         for oid, base in ballot.bases:
             tid = current.get(oid, 0)
             if tid != base:
-                [state] = self.load_serial(session, oid, tid) or [None]
+                few = len(verdict.conflicts) < TOGETHER
+                [state] = few and self.load_serial(session, oid, tid) or [None]
                 verdict.conflicts.append((oid, tid, state))
         return verdict
 

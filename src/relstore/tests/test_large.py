@@ -91,6 +91,30 @@ class Afterwards(TestCase):
         self.assertGreater(before, 0)
 
 
+class ManyConflicts(TestCase):
+    """Not all states that others have committed are in memory at once."""
+
+    def test_all_are_resolved(self):
+        storage, other = self.open_storage(), self.open_storage()
+        self.addCleanup(storage.close)
+        self.addCleanup(other.close)
+        oids = [storage.new_oid() for _ in range(250)]
+        base = commit(storage, *((oid, z64, counter(0)) for oid in oids))
+        commit(other, *((oid, base, counter(n)) for n, oid in enumerate(oids)))
+        adapter, seen = storage._adapter, []
+        vote = adapter.vote
+
+        def noted(session, ballot):
+            seen.append(vote(session, ballot))
+            return seen[-1]
+
+        with patch.object(adapter, 'vote', noted):
+            tid = commit(storage, *((oid, base, counter(1000)) for oid in oids))
+        [verdict] = seen
+        self.assertEqual([held is not None for *_, held in verdict.conflicts], [True] * 100 + [False] * 150)
+        self.assertEqual([value_of(other.loadSerial(oid, tid)) for oid in oids], [1000 + n for n in range(250)])
+
+
 class DefaultServer(TestCase):
     """PostgreSQL with the settings that it comes with."""
 
@@ -330,5 +354,6 @@ cases(globals(), Memory, backends=(
     SQLiteHistoryPreserving, SQLiteHistoryFree, Psycopg2HistoryFree, Psycopg3HistoryPreserving, MySQLdbHistoryFree))
 cases(globals(), Ahead, backends=(
     Psycopg2HistoryPreserving, Psycopg2HistoryFree, Psycopg3HistoryPreserving, Psycopg3HistoryFree))
+cases(globals(), ManyConflicts)
 cases(globals(), Afterwards, backends=(SQLiteHistoryPreserving, SQLiteHistoryFree))
-del Memory, Ahead, Afterwards
+del Memory, Ahead, ManyConflicts, Afterwards

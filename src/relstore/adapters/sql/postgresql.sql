@@ -14,7 +14,7 @@ SELECT o.zoid, s.state, s.tid, s.refs FROM {oids} o CROSS JOIN LATERAL
 WHERE s.state_size <= ? OR o.zoid = ?
 
 -- Likewise a probe for each.
--- name: load_serials [hp]
+-- name: load_serials
 SELECT r.zoid, s.state FROM unnest(?::bigint[], ?::bigint[]) r (zoid, tid)
     CROSS JOIN LATERAL (SELECT state FROM {object_state} WHERE zoid = r.zoid AND tid = r.tid LIMIT 1) s
 

@@ -115,7 +115,7 @@ END $$
 -- begin with -3 shared: the server has room for some thousands of locks.
 -- Returns rows (kind, zoid, tid, state): 'epoch', 'read', 'locked', 'late' and 'busy' (a lock was not free in time;
 -- pid of a holder, and who that is) refuse the commit; 'conflict' is an object whose current revision is not the
--- one the change was based on; 'waited' tells the microseconds that a lock took; 'since' (a tid) and 'ticket' (backend
+-- one the change was based on, the first 100 with their states; 'waited' tells the microseconds that a lock took; 'since' (a tid) and 'ticket' (backend
 -- pid, transaction id) are what the outcome check will need.
 -- name: relstore_vote_2
 CREATE FUNCTION {relstore_vote_2}(
@@ -196,7 +196,7 @@ BEGIN
         RETURN QUERY SELECT 'epoch', 0::bigint, 0::bigint, NULL::bytea;
         RETURN;
     END IF;
-    RETURN QUERY SELECT 'conflict', o.zoid, coalesce(c.tid, 0), s.state
+    RETURN QUERY SELECT 'conflict', o.zoid, coalesce(c.tid, 0), CASE WHEN row_number() OVER () <= 100 THEN s.state END
         FROM unnest(p_oids, p_tids) o (zoid, tid) LEFT JOIN {current} c ON c.zoid = o.zoid
              LEFT JOIN {object_state} s ON s.zoid = c.zoid AND s.tid = c.tid
         WHERE coalesce(c.tid, 0) <> o.tid;
