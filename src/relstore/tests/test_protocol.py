@@ -25,6 +25,7 @@ from ZODB.tests.ConflictResolution import PCounter
 from ZODB.utils import p64, u64, z64
 
 import relstore
+from relstore import spool
 from relstore.references import references
 from relstore.tests.backends import (
     BY_EVERY_DRIVER,
@@ -856,12 +857,15 @@ class RowsSuite(Suite):
 
     def _check(self, storage):
         """Compare every row with its state; return its references by (oid, tid)."""
-        more = 'md5, data_tid' if self.keep_history else 'refs_tid, NULL'
-        found = {}
-        for oid, tid, record, size, refs, md5, _ in self._rows(storage, f'zoid, tid, state, state_size, refs, {more}'):
+        more = 'md5, prev_tid' if self.keep_history else 'refs_tid, NULL'
+        found, newest = {}, {}
+        for oid, tid, record, size, refs, md5, earlier in self._rows(
+                storage, f'zoid, tid, state, state_size, refs, {more}'):
             self.assertEqual(refs, references(record))
             self.assertEqual(size, len(record or b''))
             if self.keep_history:
+                self.assertEqual(earlier, newest.get(oid, 0), 'it replaced another revision')
+                newest[oid] = tid
                 self.assertEqual(md5, hashlib.md5(record).hexdigest() if record is not None else None)
             else:
                 self.assertEqual(md5, tid, 'references of another revision')
@@ -921,6 +925,13 @@ class Rows(RowsSuite):
         self.other._adapter.message_size = 50
         oid = self._conflict()
         self.assertEqual(len(self._check(self.storage)[u64(oid), u64(self.other.getTid(oid))]), 8)
+
+    def test_from_a_file(self):
+        self.enter(patch.object(spool, 'IN_MEMORY', 0))
+        oid = self._conflict()
+        self.assertEqual(len(self._check(self.storage)[u64(oid), u64(self.other.getTid(oid))]), 8)
+        with self.db.transaction() as connection:
+            self.assertEqual(connection.root()['counter']._value, 12)
 
 
 class RowsOfUndo(RowsSuite):
