@@ -26,6 +26,7 @@ from ZODB.utils import p64, u64, z64
 
 import relstore
 from relstore import spool
+from relstore.errors import Unavailable
 from relstore.references import references
 from relstore.tests.backends import (
     BY_EVERY_DRIVER,
@@ -184,6 +185,35 @@ class Locks(ServerSuite):
         earlier = self.other.tpc_finish(one)
         txn, _ = two.result(30)
         self.assertGreater(self.view.tpc_finish(txn), earlier)
+
+    def test_a_dependency_is_changed_while_vote_waits_for_something_else(self):
+        read, mine = self.objects(2)
+        tid = self.other.getTid(read)
+        blocker, _ = self.voted(self.other, (mine, tid, state(1)))
+
+        def vote():
+            return self.voted(self.view, (mine, tid, state(2)), read=[(read, tid)])
+
+        work = self.started(vote)
+        self.watch.until_somebody_waits()
+        changed = commit(self.opened(), (read, tid, state(1)))
+        self.other.tpc_abort(blocker)
+        with self.assertRaises(ReadConflictError) as raised:
+            work.result(30)
+        self.assertEqual((raised.exception.oid, raised.exception.serials), (read, (changed, tid)))
+
+    def test_whoever_restores_has_the_commit_lock_from_vote_on(self):
+        """Its tid is given: nobody may get a larger one first."""
+        oid, ahead = self.view.new_oid(), TimeStamp(2099, 1, 1, 0, 0, 0).raw()
+        mine, _ = self.voted(self.other, (self.other.new_oid(), z64, state(1)))
+        txn = TransactionMetaData()
+        self.view.tpc_begin(txn, ahead)
+        self.view.restore(oid, ahead, state(1), '', None, txn)
+        self.view.tpc_vote(txn)
+        finish = self.started(self.other.tpc_finish, mine)
+        self.watch.until_somebody_waits()
+        self.assertEqual(self.view.tpc_finish(txn), ahead)
+        self.assertGreater(finish.result(30), ahead)
 
 
 class AdvisoryLocks(Locks):
@@ -376,6 +406,61 @@ class BesideAPack(ServerSuite):
                 self.assertEqual(self.watch.rows('SELECT DISTINCT tid FROM current_object WHERE zoid IN (%s, %s)',
                                                  u64(removed), u64(kept)), [(u64(tid),)])
                 commit(self.other, *((oid, tid, state(2)) for oid in (removed, kept)))
+
+
+class WaitingInVote(ServerSuite):
+    """On PostgreSQL."""
+
+    def test_less_than_a_millisecond(self):
+        """is not 0, which would tell the server to wait for ever."""
+        [oid] = self.objects()
+        base = self.other.getTid(oid)
+        first, _ = self.voted(self.other, (oid, base, state(1)))
+        second = self.started(self.voted, self.opened(commit_lock_timeout=0.0001), (oid, base, state(2)))
+        try:
+            self.assertIsInstance(second.exception(5), relstore.errors.LockTimeout)
+        finally:
+            self.other.tpc_abort(first)
+
+    def test_the_database_is_emptied_while_vote_waits(self):
+        """Nothing else would be in the way of a new object."""
+        oid, third = p64(1_000_000), self.watching()
+        third.rows('SELECT pg_advisory_lock(%s)', u64(oid))
+        work = self.started(self.voted, self.view, (oid, z64, state(1)))
+        self.watch.until_somebody_waits()
+        self.other.zap_all()
+        third.rows('SELECT pg_advisory_unlock(%s)', u64(oid))
+        with self.assertRaisesRegex(Unavailable, 'nothing was stored'):
+            work.result(30)
+
+    def test_who_waits_for_a_large_transaction_holds_nothing(self):
+        """It might want the commit lock next, and whoever restores has that."""
+        oids = self.objects(2)
+        base = self.other.getTid(oids[0])
+        third = self.watching()
+        third.rows('SELECT pg_advisory_lock(-3)')
+        work = self.started(self.voted, self.view, *((oid, base, state(1)) for oid in oids))
+        self.watch.until_somebody_waits()
+        self.assertEqual([mode for _, mode, granted in self.watch.rows(LOCKS) if granted], ['ExclusiveLock'])
+        third.rows('SELECT pg_advisory_unlock(-3)')
+        txn, _ = work.result(30)
+        self.view.tpc_abort(txn)
+
+
+class Patience(ServerSuite):
+
+    def test_finish_waits_longer_than_vote(self):
+        """Failing would tear a transaction over several databases."""
+        impatient = self.opened(commit_lock_timeout=1 if isinstance(self, MySQLBackend) else 0.05)
+        txn, _ = self.voted(impatient, (impatient.new_oid(), z64, state(1)))
+        third = self.watching()
+        third.take_commit_lock()
+        finish = self.started(impatient.tpc_finish, txn)
+        self.watch.until_somebody_waits()
+        with self.assertRaises(TimeoutError):
+            finish.exception(1.5 if isinstance(self, MySQLBackend) else 0.2)
+        third.release_commit_lock()
+        self.assertGreater(finish.result(30), z64)
 
 
 class Outcome(ServerSuite):
@@ -1175,7 +1260,9 @@ cases(globals(), RoundTrips, backends=PYMYSQL_ON_MYSQL + PGBOUNCER[:2])
 cases(globals(), AdvisoryLocks, PatientFinish, backends=POSTGRESQL)
 cases(globals(), PatientOnMariaDB, backends=MYSQL[:1])
 cases(globals(), BesideAPack, backends=POSTGRESQL_HP[:1])
+cases(globals(), WaitingInVote, backends=(Psycopg2HistoryPreserving, Psycopg3HistoryFree))
+cases(globals(), Patience, backends=(Psycopg2HistoryPreserving, Psycopg3HistoryFree, MYSQL[0]))
 cases(globals(), Zap, Pieces, Deletions, Rows, backends=BY_EVERY_DRIVER)
 cases(globals(), RowsOfUndo, backends=HISTORY_PRESERVING)
-del Suite, ServerSuite, Locks, AdvisoryLocks, PatientFinish, PatientOnMariaDB, BesideAPack, Outcome, Views, Zap
-del RoundTrips, Tids, Pieces, Deletions, RowsSuite, Rows, RowsOfUndo
+del Suite, ServerSuite, Locks, AdvisoryLocks, PatientFinish, PatientOnMariaDB, BesideAPack, WaitingInVote, Patience
+del Outcome, Views, Zap, RoundTrips, Tids, Pieces, Deletions, RowsSuite, Rows, RowsOfUndo
