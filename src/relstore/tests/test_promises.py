@@ -352,6 +352,16 @@ class Refused(Suite):
         self.assertIn(f'{len(record):,} bytes', str(error))
         commit(self.storage, (oid, z64, state(1)))
 
+    def test_a_tid_that_is_not_above_the_last(self):
+        [oid], last = self.objects(1)
+        for tid in last, p64(u64(last) - 1):
+            txn = TransactionMetaData()
+            self.storage.tpc_begin(txn, tid)
+            self.storage.restore(oid, tid, state(1), '', None, txn)
+            with self.assertRaisesRegex(StorageError, 'the newest'):
+                self.storage.tpc_vote(txn)
+            self.storage.tpc_abort(txn)
+
 
 class Staged(Suite):
 
@@ -594,6 +604,24 @@ class Forked(Suite):
                     os._exit(99)
         _, status = os.waitpid(pid, 0)
         self.assertEqual(status, 0)
+
+    def test_conflicts_were_being_counted(self):
+        """They are the parent's."""
+        conflicts = self.storage._database.conflicts
+        conflicts.conflict(1, 'a.B', resolved=True)
+        with conflicts._lock:
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(10)
+                try:
+                    before = len(self.storage.conflicts())
+                    conflicts.conflict(2, 'a.B', resolved=True)
+                    os._exit(10 * before + len(self.storage.conflicts()))
+                finally:
+                    os._exit(99)
+        _, status = os.waitpid(pid, 0)
+        self.assertEqual(os.waitstatus_to_exitcode(status), 1)
+        self.assertEqual(len(self.storage.conflicts()), 1)
 
 
 class Command(TestCase):
