@@ -9,8 +9,10 @@ from unittest import TestCase
 from unittest.mock import patch
 
 import psycopg2
+from persistent import Persistent
 from ZODB.Connection import TransactionMetaData
 from ZODB.POSException import ConflictError
+from ZODB.tests.StorageTestBase import zodb_pickle, zodb_unpickle
 from ZODB.utils import z64
 
 import relstore
@@ -196,6 +198,27 @@ class Ahead(TestCase):
         self.assertEqual({self.other.load(oid)[1] for oid in new}, {tid})
         self.assertEqual(value_of(self.other.load(self.oids[7])[0]), 3)
         self.assertEqual(value_of(self.other.load(self.oids[8])[0]), 1)
+
+
+    def test_what_resolving_makes_large(self):
+        """goes ahead as well, though it did not look like that before."""
+        first = commit(self.storage, *((oid, z64, zodb_pickle(Growing())) for oid in self.oids[:4]))
+        self.storage.sync()
+        for oid in self.oids[:4]:
+            self.storage.load(oid)
+        commit(self.other, *((oid, first, zodb_pickle(Growing())) for oid in self.oids[:4]))
+        tid = commit(self.storage, *((oid, first, zodb_pickle(Growing())) for oid in self.oids[:4]))
+        for oid in self.oids[:4]:
+            self.assertEqual(len(zodb_unpickle(self.other.loadSerial(oid, tid)).text), 6000)
+
+
+class Growing(Persistent):
+
+    def __init__(self):
+        self.text = ''
+
+    def _p_resolveConflict(self, old, saved, mine):
+        return {'text': 'x' * 6000}
 
 
 class FewLocks(TestCase):
