@@ -368,6 +368,20 @@ class WaitingOnPostgreSQL(Suite):
         self.assertGreaterEqual(self.mine.commit_stats()['waited_everybody'], waited)
 
 
+    def test_another_database_is_not_blamed(self):
+        """Advisory locks are those of one database, and the same oids are in all."""
+        impatient = self.opened(commit_lock_timeout=0.1)
+        oid, base = self.object(state(0))
+        elsewhere = Watch(self.dsn('elsewhere'))
+        self.addCleanup(elsewhere.close)
+        elsewhere.rows('BEGIN; SELECT pg_advisory_xact_lock(%s)', u64(oid))
+        first = self.voted(self.other, (oid, base, state(1)))
+        with self.assertRaises(LockTimeout) as raised:
+            self.voted(impatient, (oid, base, state(2)))
+        self.assertIn(f' {self.other._txn._session.backend_pid} ', str(raised.exception))
+        self.other.tpc_abort(first)
+
+
 class WaitingOnMySQL(Suite):
 
     def test_who_may_not_see_others_is_told_less(self):
@@ -456,6 +470,38 @@ class WaitingOnSQLite(Suite):
                 second.result(LONG)
             self.other.tpc_finish(first)
             self.assertEqual(second.result(30), b'held\n')
+
+
+    def test_what_is_not_the_vote_waits_as_before(self):
+        """Whichever way the session before had the lock: at once, after a while, or not at all."""
+        def commit_at_once():
+            commit(self.impatient, (self.impatient.new_oid(), z64, state(1)))
+
+        def commit_after_a_while():
+            first = self.voted(self.other, (self.oids[1], z64, state(1)))
+            second = self.started(self.voted, self.impatient, (self.oids[0], z64, state(1)))
+            with self.assertRaises(TimeoutError):
+                second.result(0.05)
+            self.other.tpc_abort(first)
+            self.impatient.tpc_finish(second.result(30))
+
+        def commit_in_vain():
+            first = self.voted(self.other, (self.oids[1], z64, state(1)))
+            self.in_vain()
+            self.other.tpc_abort(first)
+
+        pool, adapter = self.impatient._pool, self.impatient._adapter
+        for before in commit_in_vain, commit_at_once, commit_after_a_while:
+            with self.subTest(before.__name__):
+                before()
+                first = self.voted(self.other, (self.oids[1], z64, state(1)))
+                try:
+                    oids = self.started(pool.attempt, lambda session: adapter.new_oids(session, 1))
+                    with self.assertRaises(TimeoutError):
+                        oids.result(0.05)
+                finally:
+                    self.other.tpc_abort(first)
+                self.assertEqual(len(oids.result(30)), 1)
 
 
 class Table(TestCase):
