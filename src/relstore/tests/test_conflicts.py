@@ -20,7 +20,7 @@ import relstore
 from relstore import conflicts
 from relstore.adapters.base import COMMIT_LOCK, EVERYBODY, SOME_OBJECTS
 from relstore.conflicts import Conflicts, class_name, plain
-from relstore.errors import Disconnected, LockTimeout
+from relstore.errors import Deadlock, Disconnected, LockTimeout
 from relstore.tests.backends import (
     MySQLdbHistoryPreserving,
     MySQLdbOnMySQLHistoryFree,
@@ -382,6 +382,58 @@ class WaitingOnPostgreSQL(Suite):
         self.other.tpc_abort(first)
 
 
+class DeadlocksOnPostgreSQL(Suite):
+    """Others may lock in another order than relstore does."""
+
+    def setUp(self):
+        super().setUp()
+        self.impatient = relstore.RelStore(
+            relstore.PostgreSQL(f'{self.dsn()} options=-cdeadlock_timeout=50ms', driver=self.driver),
+            keep_history=self.keep_history, commit_lock_timeout=20)
+        self.addCleanup(self.impatient.close)
+        self.watch, self.third = self.new_watch(), self.new_watch()
+        for watch in self.watch, self.third:
+            self.addCleanup(watch.close)
+        self.third.rows("SET deadlock_timeout = '20s'")      # who has waited longer is not to notice it
+
+    def check(self, error: Exception | None, wanted: Future) -> None:
+        self.assertIs(type(error), Deadlock)
+        self.assertIsInstance(error, ConflictError)
+        wanted.result(30)
+        stats = self.impatient.commit_stats()
+        self.assertEqual((stats['deadlocks'], stats['commits']), (1, 0))
+        self.assertEqual(self.impatient._pool.lent, 0)
+
+    def test_in_vote(self):
+        low, middle, high = sorted(self.object(state(0))[0] for _ in range(3))
+        base = [self.other.getTid(oid) for oid in (low, middle, high)]
+        self.watch.rows('SELECT pg_advisory_lock(%s)', u64(middle))
+        vote = self.started(self.voted, self.impatient, *(
+            (oid, tid, state(1)) for oid, tid in zip((low, middle, high), base, strict=True)))
+        self.watch.until_somebody_waits()
+        self.third.rows('BEGIN')
+        self.third.rows('SELECT pg_advisory_xact_lock(%s)', u64(high))
+        wanted = self.started(self.third.rows, 'SELECT pg_advisory_xact_lock(%s)', u64(low))
+        self.watch.until("(SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory' "
+                         'AND datname = current_database()) = 2')
+        self.watch.rows('SELECT pg_advisory_unlock(%s)', u64(middle))
+        self.check(vote.exception(30), wanted)
+
+    def test_in_finish(self):
+        oid, base = self.object(state(0))
+        txn = self.voted(self.impatient, (oid, base, state(1)))
+        self.third.rows('BEGIN')
+        self.third.rows('SELECT pg_advisory_xact_lock(-1)')
+        wanted = self.started(self.third.rows, 'SELECT pg_advisory_xact_lock(%s)', u64(oid))
+        self.watch.until_somebody_waits()
+        with self.assertRaises(Deadlock) as raised:
+            self.impatient.tpc_finish(txn)
+        self.impatient.tpc_abort(txn)
+        self.check(raised.exception, wanted)
+        self.third.rows('ROLLBACK')
+        commit(self.impatient, (oid, base, state(1)))
+
+
 class WaitingOnMySQL(Suite):
 
     def test_who_may_not_see_others_is_told_less(self):
@@ -688,7 +740,7 @@ class Bomb:
 
 cases(globals(), Errors, Counted, backends=(SQLiteHistoryPreserving, SQLiteHistoryFree, *SERVERS))
 cases(globals(), Waiting, backends=SERVERS)
-cases(globals(), WaitingOnPostgreSQL, backends=(Psycopg2HistoryPreserving,))
+cases(globals(), WaitingOnPostgreSQL, DeadlocksOnPostgreSQL, backends=(Psycopg2HistoryPreserving,))
 cases(globals(), WaitingOnMySQL, backends=(MySQLdbHistoryPreserving, MySQLdbOnMySQLHistoryFree))
 cases(globals(), WaitingOnSQLite, backends=(SQLiteHistoryPreserving,))
-del Suite, Errors, Counted, Waiting, WaitingOnPostgreSQL, WaitingOnMySQL, WaitingOnSQLite
+del Suite, Errors, Counted, Waiting, WaitingOnPostgreSQL, DeadlocksOnPostgreSQL, WaitingOnMySQL, WaitingOnSQLite
