@@ -110,7 +110,7 @@ class _Period:
 
 class Conflicts:
     """Counts since the database was opened, by this process. Thread-safe and bounded; a commit without a conflict that
-    waited for nothing takes no lock.
+    waited for nothing takes no lock, unless the log was not told yet of others.
 
     The log is told what came together, in one line, not more often than once a minute: as a WARNING if transactions
     failed, else as INFO. Each single thing is DEBUG.

@@ -19,7 +19,7 @@ from ZODB.utils import newTid, p64, u64
 from relstore.adapters.base import COMMIT_LOCK, TOGETHER, Adapter, Ballot, Metadata, Verdict, lock_timeout
 from relstore.adapters.drivers import find_driver
 from relstore.adapters.statements import Statements, Tables, read
-from relstore.errors import ConfigurationError, DatabaseError, LockTimeout
+from relstore.errors import ConfigurationError, DatabaseError, LockTimeout, StorageError
 from relstore.session import Session
 
 PRAGMAS = {'synchronous': 'FULL', 'cache_size': '-16384', 'mmap_size': '268435456', 'temp_store': 'MEMORY'}
@@ -193,6 +193,9 @@ class SQLite(Adapter):
             session.rollback()      # should anything but the lock have been busy
             waits = [(COMMIT_LOCK, self._wait_to_write(session, ballot.timeout))]
             rows = session.series([vote])
+        except StorageError:
+            session.retire()        # it may be impatient still
+            raise
         (epoch, last), *found = rows
         if epoch != ballot.epoch:
             return Verdict(epoch_changed=True, waits=waits)

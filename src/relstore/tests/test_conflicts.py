@@ -20,7 +20,7 @@ import relstore
 from relstore import conflicts
 from relstore.adapters.base import COMMIT_LOCK, EVERYBODY, SOME_OBJECTS
 from relstore.conflicts import Conflicts, class_name, plain
-from relstore.errors import Deadlock, Disconnected, LockTimeout
+from relstore.errors import Deadlock, Disconnected, LockTimeout, StorageError
 from relstore.tests.backends import (
     MySQLdbHistoryPreserving,
     MySQLdbOnMySQLHistoryFree,
@@ -542,8 +542,12 @@ class WaitingOnSQLite(Suite):
             self.in_vain()
             self.other.tpc_abort(first)
 
+        def fail_to_begin():
+            with patch.object(adapter.sql, 'begin_write', 'BEGIN EVENTUALLY'), self.assertRaises(StorageError):
+                commit_at_once()
+
         pool, adapter = self.impatient._pool, self.impatient._adapter
-        for before in commit_in_vain, commit_at_once, commit_after_a_while:
+        for before in commit_in_vain, commit_at_once, commit_after_a_while, fail_to_begin:
             with self.subTest(before.__name__):
                 before()
                 first = self.voted(self.other, (self.oids[1], z64, state(1)))
