@@ -4,7 +4,8 @@
 -- relstore of two versions can work on one database at the same time.
 --
 -- Locks are RelStorage's: transaction-level advisory locks, keyed by oid, -1 for the commit. -3 is relstore's own:
--- shared from vote to finish, so that a batch of a pack can wait for the commits under way; -5 for moving the sequence.
+-- shared from vote to finish, so that a large transaction, or a batch of a pack, can keep all others out; -5 for moving
+-- the sequence.
 
 -- The key of a lock, where the storage is in a schema of its own: advisory locks are per database.
 -- name: relstore_key_1
@@ -115,8 +116,8 @@ END $$
 -- begin with -3 shared: the server has room for some thousands of locks.
 -- Returns rows (kind, zoid, tid, state): 'epoch', 'read', 'locked', 'late' and 'busy' (a lock was not free in time;
 -- pid of a holder, and who that is) refuse the commit; 'conflict' is an object whose current revision is not the
--- one the change was based on, the first 100 with their states; 'waited' tells the microseconds that a lock took; 'since' (a tid) and 'ticket' (backend
--- pid, transaction id) are what the outcome check will need.
+-- one the change was based on, the first 100 with their states; 'waited' tells the microseconds that a lock took;
+-- 'since' (a tid) and 'ticket' (backend pid, transaction id) are what the outcome check will need.
 -- name: relstore_vote_2
 CREATE FUNCTION {relstore_vote_2}(
     p_epoch text, p_timeout text, p_restored_tid bigint, p_alone boolean, p_locks bigint[], p_oids bigint[],
