@@ -350,6 +350,23 @@ class Cache:
             # Last, so that who reads it before head never has the new generation with the old head.
             self.generation += 1
 
+    def remove(self, oids: Iterable[int]) -> None:
+        """Forget objects that were packed away, and all that is not current; begin a new generation.
+
+        No view of this one may bring them back.
+        """
+        with self._lock:
+            self._bytes -= sum(_size(revision.state) for revision in self._older.values())
+            self._older = {}
+            for oid in oids:
+                revision = self._entries.pop(oid, None)
+                if revision is not None:
+                    self._bytes -= OBJECT_BYTES + _size(revision.state)
+            self._clock = deque(oid for oid in self._clock if oid in self._entries)
+            self._changed = {}
+            self.floor = self.head
+            self.generation += 1
+
     def after_fork(self) -> None:
         """Begin anew in a child process: another thread may have been writing when it was forked."""
         self._lock = Lock()

@@ -24,6 +24,7 @@ from relstore.errors import (
     StorageError,
     Unavailable,
 )
+from relstore.references import might_refer, unpack
 from relstore.session import Session
 from relstore.spool import Spool
 
@@ -37,15 +38,15 @@ class Transaction:
     """What one ZODB transaction changes in one storage, and the session that it commits with, once it has voted.
 
     metadata: the object that tpc_begin was given.
-    epoch: that of what it read.
+    generation: of the view that it read, or -1.
     tid: given when the transaction is a copy of one that has a tid already.
     packed: whether that one was packed: then it cannot be undone.
     """
 
-    def __init__(self, database: Database, metadata, epoch: str, tid: int | None = None, packed: bool = False):
+    def __init__(self, database: Database, metadata, generation: int, tid: int | None = None, packed: bool = False):
         self._database, self._adapter = database, database.adapter
         self.metadata = metadata
-        self._epoch = epoch
+        self._epoch, self._sweeps = database.epoch_of(generation), database.sweeps_of(generation)
         self._tid, self._packed = tid, packed
         self._record: Metadata | None = None
         self._spool = Spool(database.untransform, digest=self._adapter.keep_history)
@@ -133,6 +134,7 @@ class Transaction:
         verdict = self._verdict()
         self._refuse(verdict)
         resolved = self._resolve_conflicts(verdict.conflicts)
+        self._look_at_links(verdict)
         self._ticket = verdict.ticket
         self._reserve_oids()
         if self._sent:
@@ -220,6 +222,30 @@ class Transaction:
         if verdict.last_tid is not None:
             raise StorageError(f'A transaction with the tid {self._tid:#x} cannot be added: the newest in the '
                                f'database has {verdict.last_tid:#x}.')
+
+    def _look_at_links(self, verdict: Verdict) -> None:
+        """See that nothing refers to what a pack removes, or has removed since the view was taken; see pack.py.
+
+        What is copied with its tid may refer to what comes later.
+        """
+        self._database.saw_sweeps(verdict.sweeps)
+        is_new = verdict.sweeps != self._sweeps and self._tid is None
+        if not verdict.sweeping and not is_new:
+            return
+        linked = set()
+        for batch in self._batches():
+            for row, state in batch:
+                refs = might_refer(self._database.untransform(state)) if row.refs is None else row.refs
+                linked.update(unpack(refs))
+        gone = []
+        if verdict.sweeping:
+            gone = self._adapter.going(self._session, verdict.sweeping, {*linked, *(row.oid for row in self._spool)})
+        if is_new and not gone:
+            gone = self._adapter.missing(self._session, [oid for oid in linked if oid not in self._spool])
+        if gone:
+            self._database.conflicts.conflict(gone[0], '', resolved=False)
+            raise ConflictError(f'The object {gone[0]:#x}, which this transaction changes or refers to, was not '
+                                'referred to by anything, and is removed by a pack', oid=p64(gone[0]))
 
     def _resolve_conflicts(self, conflicts: list[tuple[int, int, bytes | None]]) -> list[int]:
         resolved = []

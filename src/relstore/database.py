@@ -54,6 +54,10 @@ class Database:
         self.transform = self.untransform = lambda record: record
         self._lock = threading.Lock()           # for changes of the epoch, with the cache's generation
         self._epoch: str | None = None
+        self._first_generation = 0              # of the epoch
+        # How many sweeps of a pack are known, from which generation of this epoch on: in the order of these.
+        self._sweeps: dict[int, int] = {}
+        self._sweeps_seen = 0                   # how many there were when somebody looked last
         self._forked = False        # and not used since
         try:
             with self.pool.session() as session:
@@ -62,9 +66,10 @@ class Database:
                     self.counter = CommitCounter(self.memcached, options.cache_prefix, self.name)
                 self.polling = Polling(self.counter, self._poll_interval())
                 self.warm = self._saved_cache()
+                self._sweeps_seen, _ = adapter.sweep_state(session)
                 last = cache(partial(adapter.last_tid, session))        # asked after the file, which others may renew
-                self._begin(session.epoch, since=self.warm.head(session.epoch, last) if self.warm else last(),
-                            last=last())
+                since = self.warm.head(self._named(session.epoch), last) if self.warm else last()
+                self._begin(session.epoch, since=since, last=last())
                 if self.cache.head < last():
                     self.poll(session)
         except BaseException:
@@ -92,7 +97,7 @@ class Database:
 
         def epoch_of(generation: int) -> str:
             database = this()
-            return '' if database is None else database.epoch_of(generation)
+            return '' if database is None else database._named_epoch_of(generation)
 
         warm = WarmStart(options.cache_local_dir, self.name, self.cache, epoch_of,
                          options.cache_local_mb << 20 if largest is None else largest)
@@ -107,7 +112,29 @@ class Database:
     def epoch_of(self, generation: int) -> str:
         """Return the epoch of a generation, -1 meaning the current one; '' if it is past."""
         with self._lock:
-            return self._epoch if generation in (-1, self.cache.generation) else ''
+            return self._epoch if self.is_current(generation) or generation == -1 else ''
+
+    def is_current(self, generation: int) -> bool:
+        """Whether a generation is of the current epoch."""
+        return generation >= self._first_generation
+
+    def sweeps_of(self, generation: int) -> int:
+        """Return how many sweeps of a pack a view of this generation knows of, as `Verdict.sweeps` counts them."""
+        if generation == -1:
+            return self._sweeps_seen
+        return next((number for first, number in reversed(self._sweeps.items()) if first <= generation), -1)
+
+    def saw_sweeps(self, number: int) -> None:
+        """Somebody has learnt that so many sweeps have ended. What they removed is dropped at the next poll."""
+        self._sweeps_seen = max(self._sweeps_seen, number)
+
+    def _named(self, epoch: str) -> str:
+        """Return what to call an epoch where states of it are kept outside of this process."""
+        return f'{epoch}/{self._sweeps_seen}'
+
+    def _named_epoch_of(self, generation: int) -> str:
+        with self._lock:
+            return f'{self._epoch}/{self.sweeps_of(generation)}' if generation == self.cache.generation else ''
 
     def known(self) -> Answer:
         """Return where a view may stand without a question to the database."""
@@ -128,6 +155,8 @@ class Database:
         """
         if self._forked:
             self._begin_in_child()
+        if self._sweeps_seen != self.sweeps_of(self.cache.generation):
+            self.drop_swept(session)
         generation = self.cache.generation      # read before head: see Cache
         since = self.cache.head
         self.polling.sent += 1
@@ -175,15 +204,34 @@ class Database:
         """
         base = None
         if self.tier is not None:
-            base = self.tier.begin(self.name, epoch, self.cache.generation + 1, last)
+            base = self.tier.begin(self.name, self._named(epoch), self.cache.generation + 1, last)
         if since is None:
             since = last
         elif base is not None:
             since = min(since, base)
         self.oids.forget()      # the database may count them anew
+        self._first_generation = self.cache.generation + 1
+        self._sweeps = {self._first_generation: self._sweeps_seen}
         self.cache.restart(since)
         self.polling.forget()
         self._epoch = epoch
+
+    def drop_swept(self, session: Session) -> None:
+        """Begin a new generation, without what sweeps of a pack have removed."""
+        number = self._sweeps_seen
+        is_next = self.sweeps_of(self.cache.generation) == number - 1
+        oids = self.adapter.swept(session, number, self.options.poll_limit) if is_next else None
+        with self._lock:
+            generation = self.cache.generation
+            if self.sweeps_of(generation) >= number:
+                return          # another thread was quicker
+            self._sweeps[generation + 1] = number
+            if self.tier is not None:
+                self.tier.begin(self.name, f'{self._epoch}/{number}', generation + 1, self.cache.head)
+            if oids is None:
+                self.cache.clear()
+            self.cache.remove(oids or ())
+            self.polling.forget()
 
     def _begin_anew(self, epoch: str, last: int) -> None:
         self.pool.retire()      # sessions know the epoch they began in
@@ -197,6 +245,7 @@ class Database:
         with self.pool.session() as session, self.announced():
             self.adapter.zap_all(session)
             epoch = self.adapter.epoch(session)
+            self._sweeps_seen, _ = self.adapter.sweep_state(session)
         with self._lock:
             self._begin_anew(epoch, 0)
 

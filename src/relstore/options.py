@@ -21,7 +21,6 @@ logger = logging.getLogger('relstore')
 ALIASES = {'cache_delta_size_limit': 'poll_limit'}
 
 _LATER = 'is not available yet in this version; '
-_PACK_LATER = _LATER + 'the database cannot be packed.'
 
 #: Options of RelStorage 1.1.2 and 4.3 that are accepted and do nothing here: name -> what follows the name in
 #: the sentence that is logged.
@@ -36,13 +35,7 @@ WITHOUT_EFFECT = {
     'ro_replica_conf': _LATER + 'read-only sessions too go to the database that the adapter section names.',
     'replica_timeout': _LATER + 'no session goes to a replica that it could leave.',
     'revert_when_stale': _LATER + 'no session goes to a replica that could be stale.',
-    'pack_prepack_only': _PACK_LATER,
-    'pack_skip_prepack': _PACK_LATER,
-    'pack_batch_timeout': _PACK_LATER,
-    'pack_commit_busy_delay': _PACK_LATER,
-    'pack_dry_run': _PACK_LATER,
-    'pack_duty_cycle': _PACK_LATER,
-    'pack_max_delay': _PACK_LATER,
+    'pack_commit_busy_delay': 'has no effect: a pack holds the commit lock for no longer than its last look takes.',
     'cache_local_dir_count': 'has no effect: all processes share one file in cache-local-dir.',
     'cache_local_dir_read_count': 'has no effect: all processes share one file in cache-local-dir.',
     'cache_local_dir_compress': 'has no effect: states are saved in cache-local-dir as they are.',
@@ -66,6 +59,8 @@ TEXT = Allowed('a text', lambda value: value is None or isinstance(value, str))
 # Servers count a timeout in milliseconds, in 32 bits; to some of them 0 means to wait for ever.
 SECONDS = Allowed('seconds, more than 0 and at most 86400',
                   lambda value: type(value) in (int, float) and 0 < value <= 86400)
+PART = Allowed('a number, more than 0 and at most 1',
+               lambda value: type(value) in (int, float) and 0 < value <= 1)
 # 0 turns something off.
 SECONDS_OR_0 = Allowed('seconds, 0 or more and at most 86400',
                        lambda value: type(value) in (int, float) and 0 <= value <= 86400)
@@ -130,7 +125,20 @@ class Options:
                          'memcached tells that nothing was committed. 0 means to ask in every transaction, and '
                          'so does the absence of cache-servers.')
     pack_gc: bool = _option(
-        True, FLAG, 'Whether a pack removes objects that nothing refers to. Packing itself is to come.')
+        True, FLAG, 'Whether a pack removes objects that nothing refers to, or only old revisions.')
+    pack_dry_run: bool = _option(
+        False, FLAG, 'Whether a pack removes nothing, and only reports what it would.')
+    pack_prepack_only: bool = _option(
+        False, FLAG, 'Whether a pack only looks for what may go, and writes it down in the database.')
+    pack_skip_prepack: bool = _option(
+        False, FLAG, 'Whether a pack only removes what was written down by one with pack-prepack-only.')
+    pack_batch_timeout: float = _option(
+        1.0, SECONDS, 'Seconds that one step of a pack may take, at most. It aims at a tenth of a second, and at a '
+                      'hundredth where others commit.')
+    pack_duty_cycle: float = _option(
+        0.5, PART, 'The part of its time that a pack works; it rests in the other, if others commit.')
+    pack_max_delay: float = _option(
+        20.0, SECONDS_OR_0, 'Seconds that a pack rests between two steps, at most.')
 
     def __post_init__(self):
         for option in fields(self):

@@ -19,11 +19,15 @@ from __future__ import annotations
 import io
 import re
 import struct
+import zlib
+from contextlib import suppress
 
 from zodbpickle.pickle import Unpickler
 
 _PROTO, _STOP = b'\x80.'
 # PERSID's id ends with its line, and an oid is 8 bytes long. Names of classes hold a P often, but seldom like this.
+# Also where they overlap.
+_OID = re.compile(rb'(?s)(?=(\0\0\0.{5}))').finditer
 _PERSID = re.compile(rb'P[^\n]{8}\n').search
 
 
@@ -58,6 +62,15 @@ def references(state: bytes | None) -> bytes | None:
         return _pack(persistent_ids)
     except Exception:  # Damage shows as anything: EOFError, KeyError, MemoryError, even SystemError.
         return None
+
+
+def might_refer(record: bytes | None) -> bytes:
+    """Return all that an unreadable record may refer to, packed: any eight bytes of it that are an oid below 2^40."""
+    record = record or b''
+    if record[:2] == b'.z':     # as zc.zlibstorage compresses them
+        with suppress(zlib.error):
+            record = zlib.decompress(record[2:])
+    return b''.join(dict.fromkeys(match[1] for match in _OID(record)))
 
 
 def unpack(refs: bytes) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from relstore.adapters.drivers import Driver
 from relstore.errors import Deadlock, Disconnected, StorageError, Unavailable
@@ -51,6 +51,7 @@ class Session:
         self.prepared = False
         # A random number, for an adapter that leaves a row in the database for each session.
         self.key = secrets.randbits(62)
+        self._kept: list[IO] = []
         self._connection = self._do(driver.connect, module, *arguments)
         self._cursor = partial(self._connection.cursor, **driver.cursor_options)
         self._fetch = driver.fetch
@@ -112,9 +113,17 @@ class Session:
         """Have the pool close it when it comes back."""
         self.era = -1
 
+    def keep(self, thing: IO) -> None:
+        """Close something else when this is closed."""
+        self._kept.append(thing)
+
     def close(self) -> None:
         self.broken = True
-        self._do(_close, self._connection)
+        try:
+            self._do(_close, self._connection)
+        finally:
+            for thing in self._kept:
+                thing.close()
 
     def _do(self, act: Callable[..., Result], *arguments) -> Result:
         if self.pid != _pid:

@@ -26,6 +26,7 @@ from relstore.conflicts import ObjectConflicts
 from relstore.database import Database
 from relstore.errors import StorageError, Unavailable
 from relstore.options import Options
+from relstore.pack import Packer, Progress, Report
 from relstore.readahead import LARGEST_STATE, ReadAhead
 from relstore.session import Result, Session
 
@@ -268,7 +269,7 @@ class RelStore(UndoLogCompatible):
         else:
             result, epoch = self._pool.attempt(lambda session: (read(session), session.epoch))
             generation = self._generation if epoch == self._database.epoch else -1
-        if generation != self._cache.generation:
+        if not self._database.is_current(generation):
             self._database.polling.forget()     # nothing may have been committed since, but nothing is as it was
             raise ReadConflictError('The database was restarted after a crash, failed over, or restored since this '
                                     'transaction began', oid=p64(oid))
@@ -339,8 +340,8 @@ class RelStore(UndoLogCompatible):
         self._commit_lock.acquire()
         try:
             self._end_snapshot()    # an instance holds one session at most: oids and the vote will need one
-            self._txn = Transaction(self._database, transaction, self._database.epoch_of(self._generation),
-                                    None if tid is None else u64(tid), packed=status == 'p')
+            self._txn = Transaction(self._database, transaction, self._generation, None if tid is None else u64(tid),
+                                    packed=status == 'p')
         except BaseException:
             self._commit_lock.release()
             raise
@@ -462,8 +463,26 @@ class RelStore(UndoLogCompatible):
         """
         return self._database.conflicts.objects()
 
-    def pack(self, pack_time: float, referencesf: Callable) -> None:
-        raise Unsupported('This version of relstore cannot pack a database yet; nothing was removed.')
+    def pack(
+        self, pack_time: float | None, referencesf: Callable | None = None, *, dry_run: bool | None = None,
+        prepack_only: bool | None = None, skip_prepack: bool | None = None,
+        progress: Progress = lambda what, done, total: None
+    ) -> Report:
+        """Remove what was outdated or unreachable at `pack_time`, in seconds since 1970 (None: now); see pack.py.
+
+        dry_run: remove nothing, and report what would go. prepack_only: look for it, and write it down.
+        skip_prepack: remove what was written down. Where they are not given, the options say. progress: is told what is
+        being done, how much of it is done, and of how much or None.
+
+        Unavailable if somebody else is packing. referencesf is not used: no class is loaded.
+        """
+        options = self._database.options
+        if not dry_run:
+            self._check_writable()
+        return Packer(self._database, progress).run(
+            pack_time, dry_run=options.pack_dry_run if dry_run is None else dry_run,
+            prepack_only=options.pack_prepack_only if prepack_only is None else prepack_only,
+            skip_prepack=options.pack_skip_prepack if skip_prepack is None else skip_prepack)
 
     def zap_all(self) -> None:
         """Remove everything: all objects, their history, and the record of oids.

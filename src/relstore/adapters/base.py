@@ -5,7 +5,7 @@ overrides what differs there, and says why.
 """
 import json
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from relstore.adapters.statements import Statements
@@ -20,6 +20,9 @@ COMMIT_LOCK, SOME_OBJECTS, EVERYBODY = -1, -2, -3
 
 # Conflicts that are resolved at once: vote returns the states of the first so many, the others are asked for in turn.
 TOGETHER = 100
+
+# Rows that are read at a time, where all of the database is.
+PAGE = 1000
 
 Revision = tuple[bytes | None, int]         # (state, tid); the state of a deleted object is None
 
@@ -51,6 +54,20 @@ class Verdict:
     conflicts: list[tuple[int, int, bytes | None]] = field(default_factory=list)    # (oid, current tid, its state)
     ticket: list = field(default_factory=list)                      # what `outcome` will need to know
     waits: list[tuple[int, float]] = field(default_factory=list)
+    sweeps: int = 0         # how many sweeps of a pack have ended
+    sweeping: int = 0       # the generation of one that is under way; 0: none is
+
+
+@dataclass(frozen=True)
+class Pack:
+    """What the database knows about the last pack."""
+    generation: int
+    pack_tid: int           # what was current after it stays
+    marked_tid: int         # the newest transaction when garbage was looked for
+    gc: bool
+    progress: str           # marking, prepared, sweeping, swept
+    token: str              # to be found in relstore_meta too, where the garbage was looked for in this very database
+    objects: int            # how many are to go
 
 
 @dataclass(frozen=True)
@@ -135,8 +152,16 @@ class Adapter:
         return dict(session.all(self.sql.meta))
 
     def new_meta(self, relations: set[str]) -> dict[str, str]:
-        """Return what `meta` is to be for a new database, or for one that is adopted, which has `relations`."""
-        return {'schema': str(SCHEMA_VERSION), 'database': secrets.token_hex(8)}
+        """Return what `meta` is to be for a new database, or for one that is adopted, which has `relations`.
+
+        Who writes is known where relstore makes the database. One that it finds RelStorage may still write to.
+        """
+        meta = {'schema': str(SCHEMA_VERSION), 'database': secrets.token_hex(8)}
+        return meta if 'object_state' in relations else meta | {'writers': 'relstore'}
+
+    def writes_alone(self, session: Session) -> bool:
+        """Whether only relstore writes. Whoever is to change that waits for those who rely on it."""
+        return self.meta(session).get('writers') == 'relstore'
 
     def _missing(self, session: Session, relations: set[str], schema: dict[str, str]) -> list[str]:
         missing = [name for name in schema if name not in relations and name != 'refs']
@@ -319,6 +344,143 @@ class Adapter:
     def current_records(self, session: Session, start: int, size: int) -> list[tuple]:
         """Return a page of (oid, tid, state) of the objects that exist, from oid `start`."""
         return session.all(self.sql.current_records, (start, start, size))
+
+    # Pack: see pack.py --------------------------------------------------------------------------------------------
+
+    # A revision here is (oid, tid, references or None, state or None, whether it is a deletion). The state is there
+    # where the references are not known, unless it is large.
+
+    def lock_pack(self, session: Session) -> str | None:
+        """Take the lock of packs, which ends with the session. Return None, or who has it."""
+        raise NotImplementedError
+
+    def begin_snapshot(self, session: Session) -> int:
+        """Begin a transaction that sees one state of the database; return its newest tid."""
+        session.results(self.sql.begin_snapshot)
+        return self.last_tid(session)
+
+    def revisions(self, session: Session, references: bool) -> Iterator[list[tuple]]:
+        """Yield pages of all revisions. Without references the third is None, and no state comes either."""
+        sql = self.sql.revisions if references else self.sql.revisions_only
+        page = [(0, -1)]
+        while page:
+            oid, tid, *_ = page[-1]
+            page = session.all(sql, (oid, oid, tid, PAGE))
+            yield page
+
+    def changes(self, session: Session, tid: int, oid: int, size: int) -> list[tuple]:
+        """Return a page of the revisions after (tid, oid), in this order."""
+        return session.all(self.sql.changes, (tid, tid, oid, size))
+
+    def garbage_revisions(self, session: Session, generation: int, oids: Sequence[int]) -> list[tuple]:
+        """Return the revisions of objects of the list as they were marked, as far as they are still there."""
+        return session.all(self.sql.garbage_revisions, (self.oid_list(oids), generation))
+
+    def save_references(self, session: Session, rows: Sequence[tuple[int, int, bytes]]) -> None:
+        """Keep what was found out: (oid, tid, references)."""
+        session.many(self.sql.save_references, rows)
+
+    def last_pack(self, session: Session) -> Pack | None:
+        """Return the last that has come to an end with looking for garbage."""
+        row = session.one(self.sql.last_pack)
+        return row and Pack(*row)
+
+    def last_marked(self, session: Session) -> int:
+        """Return the last generation whose list tells since when objects are garbage; 0: none does."""
+        row = session.one(self.sql.last_marked)
+        return row[0] if row else 0
+
+    def new_pack(self, session: Session, pack_tid: int, marked_tid: int, gc: bool, token: str) -> int:
+        """Begin a generation, and return its number."""
+        [[generation]] = session.all(self.sql.next_generation)
+        session.run(self.sql.new_pack, (generation, pack_tid, marked_tid, gc, token))
+        return generation
+
+    def end_marking(self, session: Session, generation: int, token: str, objects: int) -> None:
+        """The list of a generation is complete. token: see Pack."""
+        session.run(self.sql.set_meta, ('prepared', token))
+        session.run(self.sql.pack_prepared, (objects, generation))
+
+    def start_sweep(self, session: Session, pack: Pack) -> None:
+        """Within the transaction of lock_votes: let every vote from now on see that this is being swept."""
+        session.run(self.sql.start_sweep, (pack.generation, pack.pack_tid, pack.pack_tid))
+        session.run(self.sql.pack_sweeping, (pack.generation,))
+
+    def end_sweep(self, session: Session, pack: Pack) -> None:
+        """Within the transaction of lock_votes."""
+        session.run(self.sql.end_sweep)
+        session.run(self.sql.pack_swept, (pack.generation,))
+
+    def add_garbage(self, session: Session, rows: Sequence[tuple[int, int, int, int, int]]) -> None:
+        """Add rows to the list: (generation, oid, tid, since, goes); see schema.sql."""
+        session.many(self.sql.add_garbage, rows)
+
+    def garbage(self, session: Session, generation: int, after: int, size: int) -> list[tuple[int, int, int, int]]:
+        """Return a page of the list, by oid: (oid, tid, since, goes)."""
+        return session.all(self.sql.garbage, (generation, after, size))
+
+    def garbage_end(self, session: Session, generation: int, after: int, size: int) -> int | None:
+        """Return the oid of the last of the next `size` objects of which something goes; None if there are none."""
+        [[oid]] = session.all(self.sql.garbage_end, (generation, after, size))
+        return oid
+
+    def spare(self, session: Session, generation: int, oids: Sequence[int]) -> None:
+        """Take objects off the list."""
+        session.run(self.sql.spare, (self.oid_list(oids), generation))
+
+    def forget_garbage(self, session: Session, generation: int) -> None:
+        """Drop the lists of all other generations."""
+        session.run(self.sql.forget_garbage, (generation,))
+
+    def lock_votes(self, session: Session, timeout: float) -> None:
+        """Begin a transaction in which nobody is between vote and finish. LockTimeout after `timeout` seconds."""
+        raise NotImplementedError
+
+    def sweep_state(self, session: Session) -> tuple[int, int]:
+        """Return (how many sweeps have ended, the generation of one that is under way or 0)."""
+        [row] = session.all(self.sql.sweep_state)
+        return row
+
+    def sweep(self, session: Session, generation: int, after: int, upto: int) -> tuple[int, int]:
+        """Remove what is to go of the objects after one and up to another; return (states, their bytes)."""
+        raise NotImplementedError
+
+    def transactions_end(self, session: Session, after: int, upto: int, size: int) -> int | None:
+        """Return the tid of the last of the next `size` transactions; None if there are none up to `upto`."""
+        [[tid]] = session.all(self.sql.transactions_end, (after, upto, size))
+        return tid
+
+    def forget_transactions(self, session: Session, after: int, upto: int, named: bool) -> int:
+        """Remove the transactions that have no state left, and mark the others as packed; return how many went.
+
+        named: there is a foreign key, so those stay that a state which is left has replaced.
+        """
+        raise NotImplementedError
+
+    def has_tid(self, session: Session, tid: int) -> bool:
+        """Whether something that this transaction has left is there."""
+        return session.one(self.sql.has_tid, (tid,)) is not None
+
+    def has_foreign_key(self, session: Session) -> bool:
+        """Whether object_state names the transaction that a state has replaced, as RelStorage's does."""
+        [[count]] = session.all(self.sql.has_foreign_key)
+        return count > 0
+
+    def going(self, session: Session, generation: int, oids: Iterable[int]) -> list[int]:
+        """Return some of the objects that the sweep of a generation removes, or has removed."""
+        return [oid for oid, in session.all(self.sql.going, (self.oid_list(oids), generation))]
+
+    def missing(self, session: Session, oids: Iterable[int]) -> list[int]:
+        """Return some of the objects that are not there."""
+        return [oid for oid, in session.all(self.sql.missing, (self.oid_list(oids),))]
+
+    def swept(self, session: Session, number: int, limit: int) -> list[int] | None:
+        """Return what a sweep has removed. None if that is not known any more, or more than `limit`."""
+        row = session.one(self.sql.swept_count, (number,))
+        if row is None or row[0] > limit:
+            return None
+        oids = [oid for oid, in session.all(self.sql.swept, (number, -1, limit))]
+        return oids if len(oids) == row[0] else None
 
     # Administration -----------------------------------------------------------------------------------------------
 

@@ -207,8 +207,10 @@ class MySQL(Adapter):
                                          'ENGINE=InnoDB).')
 
     def relations(self, session: Session) -> set[str]:
-        """relstore_meta counts when it is filled: its rows are the last that are written."""
+        """relstore_meta counts when it is filled: its rows are the last that are written. So does relstore_sweep."""
         relations = super().relations(session)
+        if 'relstore_sweep' in relations and not session.all(self.sql.sweep_state):
+            relations.remove('relstore_sweep')
         if 'relstore_meta' in relations and not self.new_meta(relations).keys() <= self.meta(session).keys():
             relations.remove('relstore_meta')
         return relations
@@ -279,7 +281,7 @@ class MySQL(Adapter):
         statements += [(self.sql.lock_read, (some, some)) for some in _lists(reads)]
         if ballot.restored_tid is not None:
             statements.append((self.sql.lock_commit, ()))
-        statements.append((self.sql.voted, ()))
+        statements += [(self.sql.lock_sweep, ()), (self.sql.voted, ())]
         try:
             *results, [(epoch, last, connection)] = self._send(session, statements)
         except LockTimeout as e:
@@ -292,6 +294,7 @@ class MySQL(Adapter):
             found[kind][oid] = tid
         current, shared, read = found['current'], found['shared'], found['read']
         verdict = Verdict(ticket=[vote, session.key, connection, epoch, current], waits=waits)
+        [(verdict.sweeps, verdict.sweeping)] = found['sweep'].items()
         verdict.outdated = [(oid, read.get(oid, 0)) for oid, tid in reads.items() if read.get(oid, 0) != tid]
         verdict.locked = next((oid for oid in read if oid not in shared), None)
         if ballot.restored_tid is not None and ballot.restored_tid <= last:
@@ -444,6 +447,42 @@ class MySQL(Adapter):
         [[used]] = session.all(self.sql.max_oid)
         if used:
             self.reserve_oids(session, used)
+
+    # Pack ---------------------------------------------------------------------------------------------------------
+
+    def lock_pack(self, session: Session) -> str | None:
+        [[locked]] = session.all(self.sql.lock_pack)
+        if locked:
+            return None
+        rows = session.all(self.sql.pack_holder)
+        return ', '.join(f'connection {number} ({who})' for number, who in rows) or 'another connection'
+
+    def save_references(self, session: Session, rows: Sequence[tuple[int, int, bytes]]) -> None:
+        for some in _lists(rows, LIST):
+            session.run(_rows(self.sql.save_references, len(some)), list(chain.from_iterable(some)))
+
+    def add_garbage(self, session: Session, rows: Sequence[tuple[int, int, int, int, int]]) -> None:
+        for some in _lists(rows, LIST):
+            session.run(_rows(self.sql.add_garbage, len(some)), list(chain.from_iterable(some)))
+
+    def forget_garbage(self, session: Session, generation: int) -> None:
+        """In pieces: a large transaction would fill the undo log."""
+        while session.run(self.sql.forget_garbage, (generation,)):
+            pass
+
+    def lock_votes(self, session: Session, timeout: float) -> None:
+        session.results(self.sql.lock_votes, (max(math.ceil(timeout), 1),))
+
+    def sweep(self, session: Session, generation: int, after: int, upto: int) -> tuple[int, int]:
+        batch = (generation, after, upto)
+        results = session.results(self.sql.sweep, batch * self.sql.sweep.count('g.generation'))
+        [row] = [rows[0] for rows in results if rows]
+        return row
+
+    def forget_transactions(self, session: Session, after: int, upto: int, named: bool) -> int:
+        results = session.results(self.sql.forget_transactions, (after, upto, named, after, upto))
+        [[count]] = [rows[0] for rows in results if rows]
+        return count
 
     # Administration -----------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ session's search path.
 import secrets
 import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import accumulate, chain
 
@@ -145,9 +145,7 @@ class PostgreSQL(Adapter):
         return 'plain' if 'object_state' in relations else ''
 
     def new_meta(self, relations: set[str]) -> dict[str, str]:
-        """Who writes is known where relstore makes the database. One that it finds RelStorage may still write to."""
-        meta = super().new_meta(relations) | {'locks': self._locks}
-        return meta if 'object_state' in relations else meta | {'writers': 'relstore'}
+        return super().new_meta(relations) | {'locks': self._locks}
 
     def _check_rights(self, session: Session) -> None:
         [[may_write]] = session.all(self.sql.may_write)
@@ -238,7 +236,7 @@ class PostgreSQL(Adapter):
 
     def vote(self, session: Session, ballot: Ballot) -> Verdict:
         """Alone only where RelStorage does not write: it knows nothing of the lock that keeps all others out."""
-        alone = ballot.alone and self._is_relstores(session)
+        alone = ballot.alone and self.writes_alone(session)
         try:
             rows = session.script(self.sql.vote_staged if session.in_transaction else self.sql.vote, (
                 ballot.epoch, _milliseconds(ballot.timeout), ballot.restored_tid, alone, self.oid_list(ballot.locks),
@@ -246,7 +244,7 @@ class PostgreSQL(Adapter):
                 self.oid_list(oid for oid, _ in ballot.reads), self.oid_list(tid for _, tid in ballot.reads)))
         except OutOfLocks as e:
             raise self._out_of_locks(session, len(ballot.locks) + len(ballot.reads), alone) from e
-        if alone and not self._is_relstores(session):
+        if alone and not self.writes_alone(session):
             raise Unavailable(f'{self} has just been opened to RelStorage as a writer.')
         verdict = Verdict()
         for kind, oid, tid, state in rows:
@@ -265,22 +263,20 @@ class PostgreSQL(Adapter):
             elif kind == 'conflict':
                 verdict.conflicts.append((oid, tid, state))
             elif kind == 'since':
-                since = tid
+                since, verdict.sweeps = tid, oid
+            elif kind == 'sweeping':
+                verdict.sweeping = oid
             else:
                 backend, transaction = oid, tid
                 verdict.ticket = [backend, transaction, since, ballot.epoch]
         return verdict
-
-    def _is_relstores(self, session: Session) -> bool:
-        """Whether relstore alone writes. Whoever is to change that waits for those who have voted alone."""
-        return self.meta(session).get('writers') == 'relstore'
 
     def _out_of_locks(self, session: Session, count: int, alone: bool) -> StorageError:
         session.rollback()
         [[most]] = session.all(self.sql.max_locks)
         message = (f'A transaction that locks {count:,} objects met a full lock table: raise {LOCKS} of the server, '
                    f'{most}')
-        if alone or self._is_relstores(session):
+        if alone or self.writes_alone(session):
             return OutOfLocks(f'{message}.')
         message += (', or, if no RelStorage process writes to this database any more, say so with "relstore writers", '
                     'and large transactions will need no such room.')
@@ -362,6 +358,42 @@ class PostgreSQL(Adapter):
         [[used]] = session.all(self.sql.max_oid)
         self.reserve_oids(session, used)
 
+    # Pack ---------------------------------------------------------------------------------------------------------
+
+    def lock_pack(self, session: Session) -> str | None:
+        """A lock of the session: one that a pooler may give another server at any time cannot hold it."""
+        if session.pooled:
+            raise ConfigurationError('A pooler stands between this process and the server, and a pack needs a '
+                                     'connection of its own; pack with a dsn that leads to the server itself.')
+        [[locked]] = session.all(self.sql.lock_pack)
+        if locked:
+            return None
+        return ', '.join(_holder(*row) for row in session.all(self.sql.pack_holder)) or _holder(0, '')
+
+    def revisions(self, session: Session, references: bool) -> Iterator[list[tuple]]:
+        """In the order of the table, through a cursor: by oid every page of the table would be read many times."""
+        session.script(self.sql.open_revisions if references else self.sql.open_revisions_only)
+        while page := session.all(self.sql.next_revisions):
+            yield page
+
+    def save_references(self, session: Session, rows: Sequence[tuple[int, int, bytes]]) -> None:
+        session.run(self.sql.save_references, (
+            *(self.oid_list(column) for column in list(zip(*rows, strict=True))[:2]), [refs for *_, refs in rows]))
+
+    def add_garbage(self, session: Session, rows: Sequence[tuple[int, int, int, int, int]]) -> None:
+        session.run(self.sql.add_garbage, [self.oid_list(column) for column in zip(*rows, strict=True)])
+
+    def lock_votes(self, session: Session, timeout: float) -> None:
+        session.script(self.sql.lock_votes, (_milliseconds(timeout),))
+
+    def sweep(self, session: Session, generation: int, after: int, upto: int) -> tuple[int, int]:
+        [row] = session.all(self.sql.sweep, (generation, after, upto))
+        return row
+
+    def forget_transactions(self, session: Session, after: int, upto: int, named: bool) -> int:
+        [[count]] = session.all(self.sql.forget_transactions, (after, upto, named))
+        return count
+
     # Administration -----------------------------------------------------------------------------------------------
 
     def estimated_count(self, session: Session) -> int:
@@ -385,7 +417,7 @@ class PostgreSQL(Adapter):
         with closing(self._admin_session()) as session:
             session.run('BEGIN')
             session.all(self.sql.keep_out, (_milliseconds(timeout),))
-            session.run(self.sql.set_writers, (who,))
+            session.run(self.sql.set_meta, ('writers', who))
             session.run('COMMIT')
 
     def _admin_session(self) -> Session:

@@ -4,6 +4,7 @@ What differs: a commit is a series of plain statements, because they cost no rou
 one lock there is for writers, so nothing else needs locking; the clock is ours. Readers are never blocked
 (write-ahead log), and an acknowledged commit is on disk (synchronous=FULL).
 """
+import fcntl
 import os
 import random
 import re
@@ -73,6 +74,10 @@ class SQLite(Adapter):
     @property
     def reads_in_snapshot(self) -> bool:
         """Always: each statement of its own would take and give back the file's locks, a tenth of a cold load."""
+        return True
+
+    def writes_alone(self, session: Session) -> bool:
+        """RelStorage and relstore never use one directory at once."""
         return True
 
     # Connect ------------------------------------------------------------------------------------------------------
@@ -196,11 +201,11 @@ class SQLite(Adapter):
         except StorageError:
             session.retire()        # it may be impatient still
             raise
-        (epoch, last), *found = rows
+        (epoch, last), (sweeps, sweeping), *found = rows
         if epoch != ballot.epoch:
             return Verdict(epoch_changed=True, waits=waits)
         current = dict(found)
-        verdict = Verdict(ticket=[last, current, None], waits=waits)
+        verdict = Verdict(ticket=[last, current, None], waits=waits, sweeps=sweeps, sweeping=sweeping)
         verdict.outdated = [(oid, current.get(oid, 0)) for oid, tid in ballot.reads if current.get(oid, 0) != tid]
         if ballot.restored_tid is not None and ballot.restored_tid <= last:
             verdict.last_tid = last
@@ -303,6 +308,57 @@ class SQLite(Adapter):
         block = -(-oid // 16)       # rounded up
         session.run(self.sql.raise_oid, (16 * block,))
         self._in_oid_file(self.sql.raise_relstorage_oid, (block,))
+
+    # Pack ---------------------------------------------------------------------------------------------------------
+
+    def lock_pack(self, session: Session) -> str | None:
+        """The lock of a file, which the system releases however the process ends."""
+        file = open(self.data_dir / 'pack.lock', 'a+')      # noqa: SIM115 (closed with the session)
+        session.keep(file)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            return file.read().strip() or 'another process'
+        file.truncate(0)
+        file.write(f'the process {os.getpid()}\n')
+        file.flush()
+        return None
+
+    def begin_snapshot(self, session: Session) -> int:
+        session.run(self.sql.begin_read)
+        return self.last_tid(session)
+
+    def lock_votes(self, session: Session, timeout: float) -> None:
+        """Who has voted has the lock for writers."""
+        try:
+            session.series([(IMPATIENT, ()), (self.sql.begin_write, ()), (PATIENT, ())])
+        except LockTimeout:
+            self._wait_to_write(session, timeout)
+
+    def sweep(self, session: Session, generation: int, after: int, upto: int) -> tuple[int, int]:
+        batch = generation, after, upto
+        session.run(self.sql.begin_write)
+        try:
+            if self.keep_history:
+                session.run(self.sql.sweep_current, (*batch, generation))
+            sizes = session.all(self.sql.sweep_states, (*batch, generation))
+            session.run(self.sql.sweep_references, batch)
+            session.run(self.sql.sweep_chunks, batch)
+            session.run(self.sql.commit)
+        finally:
+            session.rollback()
+        return len(sizes), sum(size for size, in sizes)
+
+    def forget_transactions(self, session: Session, after: int, upto: int, named: bool) -> int:
+        session.run(self.sql.begin_write)
+        try:
+            count = session.run(self.sql.forget_transactions, (after, upto, named))
+            session.run(self.sql.mark_packed, (after, upto))
+            session.run(self.sql.commit)
+        finally:
+            session.rollback()
+        return count
 
     # Administration -----------------------------------------------------------------------------------------------
 

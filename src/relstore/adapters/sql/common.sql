@@ -77,10 +77,10 @@ SELECT substr(username, 1, 1000), substr(description, 1, 1000) FROM {transaction
 -- A page of what can be undone, older than a tid.
 -- name: undo_log [hp]
 SELECT tid, username, description, extension FROM {transaction}
-WHERE tid < ? AND tid > 0 AND packed = {no} ORDER BY tid DESC LIMIT ?
+WHERE tid < ? AND tid > (SELECT packed_to FROM {relstore_sweep}) AND packed = {no} ORDER BY tid DESC LIMIT ?
 
 -- name: transaction_is_undoable [hp]
-SELECT 1 FROM {transaction} WHERE tid = ? AND tid > 0 AND packed = {no}
+SELECT 1 FROM {transaction} WHERE tid = ? AND tid > (SELECT packed_to FROM {relstore_sweep}) AND packed = {no}
 
 -- What a transaction changed: the md5 it wrote, what is current, and the revision before it.
 -- name: undo [hp]
@@ -117,7 +117,7 @@ SELECT zoid, tid, state FROM {object_state} WHERE zoid >= ? AND zoid >= ? AND st
 SELECT count(*) FROM (SELECT 1 FROM {current_object} LIMIT ?) c
 
 -- name: count_up_to [hf]
-SELECT count(*) FROM (SELECT 1 FROM {object_state} LIMIT ?) c
+SELECT count(*) FROM (SELECT 1 FROM {object_state} WHERE state IS NOT NULL LIMIT ?) c
 
 -- name: max_oid [hp]
 SELECT coalesce(max(zoid), 0) FROM {current_object}
@@ -125,10 +125,152 @@ SELECT coalesce(max(zoid), 0) FROM {current_object}
 -- name: max_oid [hf]
 SELECT coalesce(max(zoid), 0) FROM {object_state}
 
+-- Packing: see pack.py -----------------------------------------------------------------------------------------
+
+-- A page of all revisions, by oid and tid after those given. The state, where the references are not known and it is not
+-- large; and whether it is a deletion.
+-- name: revisions [hp]
+SELECT s.zoid, s.tid, coalesce(s.refs, r.refs),
+       CASE WHEN s.refs IS NULL AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END, s.state IS NULL
+FROM {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
+WHERE s.zoid >= ? AND (s.zoid > ? OR s.tid > ?) ORDER BY s.zoid, s.tid LIMIT ?
+
+-- name: revisions [hf]
+SELECT s.zoid, s.tid, coalesce(CASE WHEN s.refs_tid = s.tid THEN s.refs END, r.refs),
+       CASE WHEN (s.refs IS NULL OR s.refs_tid <> s.tid) AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END,
+       s.state IS NULL
+FROM {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
+WHERE s.zoid >= ? AND (s.zoid > ? OR s.tid > ?) ORDER BY s.zoid, s.tid LIMIT ?
+
+-- The same without references, for a pack that collects no garbage.
+-- name: revisions_only
+SELECT zoid, tid, NULL, NULL, state IS NULL FROM {object_state}
+WHERE zoid >= ? AND (zoid > ? OR tid > ?) ORDER BY zoid, tid LIMIT ?
+
+-- A page of what was committed after a tid, by tid and oid after those given.
+-- name: changes [hp]
+SELECT s.zoid, s.tid, coalesce(s.refs, r.refs),
+       CASE WHEN s.refs IS NULL AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END, s.state IS NULL
+FROM {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
+WHERE s.tid >= ? AND (s.tid > ? OR s.zoid > ?) ORDER BY s.tid, s.zoid LIMIT ?
+
+-- name: changes [hf]
+SELECT s.zoid, s.tid, coalesce(CASE WHEN s.refs_tid = s.tid THEN s.refs END, r.refs),
+       CASE WHEN (s.refs IS NULL OR s.refs_tid <> s.tid) AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END,
+       s.state IS NULL
+FROM {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
+WHERE s.tid >= ? AND (s.tid > ? OR s.zoid > ?) ORDER BY s.tid, s.zoid LIMIT ?
+
+-- The same of objects that are to go, as they were when they were marked.
+-- name: garbage_revisions [hp]
+SELECT s.zoid, s.tid, coalesce(s.refs, r.refs),
+       CASE WHEN s.refs IS NULL AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END, s.state IS NULL
+FROM {oids} o JOIN {relstore_garbage} g ON g.zoid = o.zoid JOIN {object_state} s ON s.zoid = g.zoid AND s.tid = g.tid
+     LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
+WHERE g.generation = ?
+
+-- name: garbage_revisions [hf]
+SELECT s.zoid, s.tid, coalesce(CASE WHEN s.refs_tid = s.tid THEN s.refs END, r.refs),
+       CASE WHEN (s.refs IS NULL OR s.refs_tid <> s.tid) AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END,
+       s.state IS NULL
+FROM {oids} o JOIN {relstore_garbage} g ON g.zoid = o.zoid JOIN {object_state} s ON s.zoid = g.zoid AND s.tid = g.tid
+     LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
+WHERE g.generation = ?
+
+-- name: save_references [hp]
+INSERT INTO {relstore_refs} (zoid, tid, refs) VALUES (?, ?, ?) ON CONFLICT (zoid, tid) DO NOTHING
+
+-- name: save_references [hf]
+INSERT INTO {relstore_refs} (zoid, tid, refs) VALUES (?, ?, ?)
+ON CONFLICT (zoid) DO UPDATE SET tid = excluded.tid, refs = excluded.refs
+
+-- name: last_pack
+SELECT generation, pack_tid, marked_tid, gc, progress, token, objects FROM {relstore_pack}
+WHERE progress <> 'marking' ORDER BY generation DESC LIMIT 1
+
+-- The last that has collected garbage: it says since when that is unreachable.
+-- name: last_marked
+SELECT generation FROM {relstore_pack} WHERE progress <> 'marking' AND gc <> {no} ORDER BY generation DESC LIMIT 1
+
+-- name: has_tid [hp]
+SELECT 1 FROM {transaction} WHERE tid = ?
+
+-- name: has_tid [hf]
+SELECT 1 FROM {object_state} WHERE tid = ? LIMIT 1
+
+-- name: next_generation
+SELECT coalesce(max(generation), 0) + 1 FROM {relstore_pack}
+
+-- name: new_pack
+INSERT INTO {relstore_pack} (generation, pack_tid, marked_tid, gc, progress, token, objects, number)
+VALUES (?, ?, ?, ?, 'marking', ?, 0, 0)
+
+-- name: pack_prepared
+UPDATE {relstore_pack} SET progress = 'prepared', objects = ? WHERE generation = ?
+
+-- name: add_garbage
+INSERT INTO {relstore_garbage} (generation, zoid, tid, since, goes) VALUES (?, ?, ?, ?, ?)
+
+-- name: garbage
+SELECT zoid, tid, since, goes FROM {relstore_garbage} WHERE generation = ? AND zoid > ? ORDER BY zoid LIMIT ?
+
+-- Up to where the next so many go.
+-- name: garbage_end
+SELECT max(zoid) FROM (SELECT zoid FROM {relstore_garbage} WHERE generation = ? AND zoid > ? AND goes > 0
+                       ORDER BY zoid LIMIT ?) g
+
+-- name: sweep_state
+SELECT number, generation FROM {relstore_sweep}
+
+-- name: start_sweep
+UPDATE {relstore_sweep} SET generation = ?, packed_to = CASE WHEN packed_to < ? THEN ? ELSE packed_to END
+
+-- name: pack_sweeping
+UPDATE {relstore_pack} SET progress = 'sweeping' WHERE generation = ?
+
+-- name: end_sweep
+UPDATE {relstore_sweep} SET generation = 0, number = number + 1
+
+-- name: pack_swept
+UPDATE {relstore_pack} SET progress = 'swept', number = (SELECT number FROM {relstore_sweep}) WHERE generation = ?
+
+-- Which of these are going, or have gone, in the sweep that is under way?
+-- name: going
+SELECT g.zoid FROM {oids} o JOIN {relstore_garbage} g ON g.zoid = o.zoid WHERE g.generation = ? AND g.goes = 2 LIMIT 100
+
+-- Which of these are not there?
+-- name: missing [hp]
+SELECT o.zoid FROM {oids} o LEFT JOIN {current_object} c ON c.zoid = o.zoid WHERE c.zoid IS NULL LIMIT 100
+
+-- name: missing [hf]
+SELECT o.zoid FROM {oids} o LEFT JOIN {object_state} c ON c.zoid = o.zoid WHERE c.zoid IS NULL LIMIT 100
+
+-- What a sweep has removed, if that is still known.
+-- name: swept
+SELECT g.zoid FROM {relstore_pack} p JOIN {relstore_garbage} g ON g.generation = p.generation AND g.goes = 2
+WHERE p.number = ? AND g.zoid > ? ORDER BY g.zoid LIMIT ?
+
+-- name: swept_count
+SELECT objects FROM {relstore_pack} WHERE number = ?
+
+-- Up to where the next so many transactions are.
+-- name: transactions_end [hp]
+SELECT max(tid) FROM (SELECT tid FROM {transaction} WHERE tid > ? AND tid <= ? ORDER BY tid LIMIT ?) t
+
+-- What would go of some objects, given with the tids up to which: how many states, their bytes, and the newest.
+-- name: sizes [hp]
+SELECT zoid, count(*), sum(state_size), max(tid) FROM {object_state} WHERE zoid = ? AND tid <= ? GROUP BY zoid
+
+-- name: sizes [hf]
+SELECT zoid, 1, state_size, tid FROM {object_state} WHERE zoid = ? AND tid = ?
+
 -- What relstore knows about the database -------------------------------------------------------------------------
 
 -- name: meta
 SELECT name, value FROM {relstore_meta}
+
+-- name: set_meta
+INSERT INTO {relstore_meta} (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value
 
 -- No row, but an error where a table that was there before is somebody else's.
 -- name: fits [hp]

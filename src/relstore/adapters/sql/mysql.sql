@@ -45,6 +45,9 @@ DELETE FROM {relstore_epoch}
 -- name: add_meta
 INSERT IGNORE INTO {relstore_meta} (name, value) VALUES (?, ?)
 
+-- name: set_meta
+INSERT INTO {relstore_meta} (name, value) VALUES (?, ?) ON DUPLICATE KEY UPDATE value = VALUES(value)
+
 -- Locked until they are deleted: a session that has been idle for a day may vote at any time.
 -- name: old_commits
 START TRANSACTION;
@@ -152,6 +155,10 @@ WHERE tid = 0 AND vote <> 0 AND session <> ?
 -- name: lock_commit
 SELECT 'commit', tid, 0, TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) FROM {commit_row_lock} FOR UPDATE
 
+-- Shared until the commit: whoever begins a sweep waits for those that have voted.
+-- name: lock_sweep
+SELECT 'sweep', number, generation, 0 FROM {relstore_sweep} LOCK IN SHARE MODE
+
 -- name: voted
 SELECT ({epoch}), (SELECT coalesce(max(tid), 0) FROM {last}), CONNECTION_ID()
 
@@ -256,6 +263,91 @@ SAVEPOINT relstore_oids;
 INSERT IGNORE INTO {new_oid} (zoid) VALUES (?);
 ROLLBACK TO SAVEPOINT relstore_oids
 
+-- Packing ------------------------------------------------------------------------------------------------------
+
+-- name: begin_snapshot
+SET TRANSACTION ISOLATION LEVEL REPEATABLE READ;
+START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY
+
+-- name: save_references [hp]
+INSERT IGNORE INTO {relstore_refs} (zoid, tid, refs) VALUES (?, ?, ?)
+
+-- name: save_references [hf]
+INSERT INTO {relstore_refs} (zoid, tid, refs) VALUES (?, ?, ?)
+ON DUPLICATE KEY UPDATE tid = VALUES(tid), refs = VALUES(refs)
+
+-- name: pack_swept
+UPDATE {relstore_pack} p, {relstore_sweep} s SET p.progress = 'swept', p.number = s.number WHERE p.generation = ?
+
+-- name: spare
+DELETE g FROM {oids} o STRAIGHT_JOIN {relstore_garbage} g ON g.zoid = o.zoid WHERE g.generation = ?
+
+-- name: forget_garbage
+DELETE FROM {relstore_garbage} WHERE generation <> ? LIMIT 10000
+
+-- A lock of the session, which is RelStorage's too.
+-- name: lock_pack
+SELECT GET_LOCK(CONCAT(DATABASE(), '.pack'), 0)
+
+-- name: pack_holder
+SELECT p.id, CONCAT(p.user, '@', p.host) FROM information_schema.processlist p
+WHERE p.id = IS_USED_LOCK(CONCAT(DATABASE(), '.pack'))
+
+-- name: lock_votes
+SET SESSION innodb_lock_wait_timeout = ?;
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+START TRANSACTION;
+SELECT number FROM {relstore_sweep} FOR UPDATE
+
+-- A batch of a sweep. First what is to be counted; then, of objects that go, the current tid, and states where there is
+-- none; then the older states of objects that stay. In this order of tables, whatever the statistics say: nobody waits
+-- for these rows.
+-- name: sweep [hp]
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+START TRANSACTION;
+DELETE c FROM {relstore_garbage} g STRAIGHT_JOIN {current_object} c ON c.zoid = g.zoid AND c.tid = g.tid
+WHERE g.generation = ? AND g.zoid > ? AND g.zoid <= ? AND g.goes = 2;
+SELECT count(*), CAST(coalesce(sum(s.state_size), 0) AS SIGNED)
+FROM {relstore_garbage} g STRAIGHT_JOIN {object_state} s ON s.zoid = g.zoid AND s.tid < g.tid + g.goes - 1
+    LEFT JOIN {current_object} c ON c.zoid = g.zoid AND g.goes = 2
+WHERE g.generation = ? AND g.zoid > ? AND g.zoid <= ? AND g.goes > 0 AND c.zoid IS NULL;
+DELETE s FROM {relstore_garbage} g LEFT JOIN {current_object} c ON c.zoid = g.zoid
+    STRAIGHT_JOIN {object_state} s ON s.zoid = g.zoid AND s.tid <= g.tid
+WHERE g.generation = ? AND g.zoid > ? AND g.zoid <= ? AND g.goes = 2 AND c.zoid IS NULL;
+DELETE s FROM {relstore_garbage} g STRAIGHT_JOIN {object_state} s ON s.zoid = g.zoid AND s.tid < g.tid
+WHERE g.generation = ? AND g.zoid > ? AND g.zoid <= ? AND g.goes = 1;
+DELETE r FROM {relstore_garbage} g STRAIGHT_JOIN {relstore_refs} r ON r.zoid = g.zoid AND r.tid < g.tid + g.goes - 1
+WHERE g.generation = ? AND g.zoid > ? AND g.zoid <= ? AND g.goes > 0;
+COMMIT
+
+-- name: sweep [hf]
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+START TRANSACTION;
+SELECT count(*), CAST(coalesce(sum(s.state_size), 0) AS SIGNED)
+FROM {relstore_garbage} g STRAIGHT_JOIN {object_state} s ON s.zoid = g.zoid AND s.tid = g.tid
+WHERE g.generation = ? AND g.zoid > ? AND g.zoid <= ? AND g.goes = 2;
+DELETE s FROM {relstore_garbage} g STRAIGHT_JOIN {object_state} s ON s.zoid = g.zoid AND s.tid = g.tid
+WHERE g.generation = ? AND g.zoid > ? AND g.zoid <= ? AND g.goes = 2;
+DELETE r FROM {relstore_garbage} g STRAIGHT_JOIN {relstore_refs} r ON r.zoid = g.zoid AND r.tid = g.tid
+WHERE g.generation = ? AND g.zoid > ? AND g.zoid <= ? AND g.goes = 2;
+COMMIT
+
+-- name: forget_transactions [hp]
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+START TRANSACTION;
+SET @relstore_last = (SELECT max(tid) FROM {transaction});
+DELETE t FROM {transaction} t LEFT JOIN {object_state} s ON s.tid = t.tid
+WHERE t.tid > ? AND t.tid <= ? AND t.tid > 0 AND t.tid < @relstore_last AND s.tid IS NULL
+    AND NOT (? AND EXISTS (SELECT 1 FROM {object_state} n WHERE n.prev_tid = t.tid));
+SET @relstore_count = ROW_COUNT();
+UPDATE {transaction} SET packed = TRUE WHERE tid > ? AND tid <= ? AND tid > 0 AND packed = FALSE;
+SELECT @relstore_count;
+COMMIT
+
+-- name: has_foreign_key [hp]
+SELECT count(*) FROM information_schema.key_column_usage
+WHERE table_schema = DATABASE() AND table_name = 'object_state' AND referenced_table_name IS NOT NULL
+
 -- Administration -----------------------------------------------------------------------------------------------
 
 -- name: current_records [hp]
@@ -292,6 +384,10 @@ DELETE FROM {object_refs_added};
 DELETE FROM {pack_object};
 DELETE FROM {pack_state};
 DELETE FROM {pack_state_tid};
+DELETE FROM {relstore_refs};
+DELETE FROM {relstore_garbage};
+DELETE FROM {relstore_pack};
+UPDATE {relstore_sweep} SET number = number + 1, generation = 0, packed_to = 0;
 COMMIT
 
 -- name: zap [hf]
@@ -302,4 +398,8 @@ DELETE FROM {object_state};
 DELETE FROM {object_ref};
 DELETE FROM {object_refs_added};
 DELETE FROM {pack_object};
+DELETE FROM {relstore_refs};
+DELETE FROM {relstore_garbage};
+DELETE FROM {relstore_pack};
+UPDATE {relstore_sweep} SET number = number + 1, generation = 0, packed_to = 0;
 COMMIT

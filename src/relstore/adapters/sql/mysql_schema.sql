@@ -127,6 +127,53 @@ CREATE TABLE IF NOT EXISTS {relstore_commit} (
     voted       DATETIME(6) NOT NULL
 ) ENGINE=InnoDB;
 
+-- For packing: see schema.sql.
+-- name: relstore_refs [hp]
+CREATE TABLE IF NOT EXISTS {relstore_refs} (
+    zoid        {id} NOT NULL,
+    tid         {id} NOT NULL,
+    refs        {bytes} NOT NULL,
+    PRIMARY KEY (zoid, tid)
+) ENGINE=InnoDB;
+
+-- name: relstore_refs [hf]
+CREATE TABLE IF NOT EXISTS {relstore_refs} (
+    zoid        {id} NOT NULL PRIMARY KEY,
+    tid         {id} NOT NULL,
+    refs        {bytes} NOT NULL
+) ENGINE=InnoDB;
+
+-- name: relstore_pack
+CREATE TABLE IF NOT EXISTS {relstore_pack} (
+    generation  {id} NOT NULL PRIMARY KEY,
+    pack_tid    {id} NOT NULL,
+    marked_tid  {id} NOT NULL,
+    gc          {bool} NOT NULL,
+    progress    {text} NOT NULL,
+    token       {text} NOT NULL,
+    objects     {id} NOT NULL,
+    number      {id} NOT NULL
+) ENGINE=InnoDB;
+
+-- name: relstore_garbage
+CREATE TABLE IF NOT EXISTS {relstore_garbage} (
+    generation  {id} NOT NULL,
+    zoid        {id} NOT NULL,
+    tid         {id} NOT NULL,
+    since       {id} NOT NULL,
+    goes        {id} NOT NULL,
+    PRIMARY KEY (generation, zoid)
+) ENGINE=InnoDB;
+
+-- name: relstore_sweep
+CREATE TABLE IF NOT EXISTS {relstore_sweep} (
+    one         {id} NOT NULL PRIMARY KEY CHECK (one = 1),
+    number      {id} NOT NULL,
+    generation  {id} NOT NULL,
+    packed_to   {id} NOT NULL
+) ENGINE=InnoDB;
+INSERT IGNORE INTO {relstore_sweep} (one, number, generation, packed_to) VALUES (1, 0, 0, 0);
+
 -- One random value. In memory, so that it is gone when the server was restarted, as commits may be.
 -- name: relstore_epoch
 CREATE TABLE IF NOT EXISTS {relstore_epoch} (one {id} NOT NULL PRIMARY KEY CHECK (one = 1), value {text} NOT NULL)

@@ -89,12 +89,12 @@ SELECT epoch, last, oids, tids FROM {relstore_poll_1}(?, ?)
 -- name: vote
 BEGIN ISOLATION LEVEL READ COMMITTED;
 SELECT kind, zoid, tid, state
-FROM {relstore_vote_2}(?, ?, ?, ?, ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[])
+FROM {relstore_vote_3}(?, ?, ?, ?, ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[])
 
 -- After what is large was sent ahead.
 -- name: vote_staged
 SELECT kind, zoid, tid, state
-FROM {relstore_vote_2}(?, ?, ?, ?, ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[])
+FROM {relstore_vote_3}(?, ?, ?, ?, ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[])
 
 -- name: begin_vote
 BEGIN ISOLATION LEVEL READ COMMITTED
@@ -144,6 +144,95 @@ SELECT nextval('{zoid_seq}') FROM generate_series(1, ?)
 -- name: reserve_oids
 SELECT {relstore_reserve_1}(?)
 
+-- Packing ------------------------------------------------------------------------------------------------------
+
+-- name: begin_snapshot
+BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY
+
+-- All of it is wanted, in whatever order it is read fastest.
+-- name: open_revisions [hp]
+SET LOCAL cursor_tuple_fraction = 1;
+DECLARE relstore_revisions NO SCROLL CURSOR FOR
+SELECT s.zoid, s.tid, coalesce(s.refs, r.refs),
+       CASE WHEN s.refs IS NULL AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END, s.state IS NULL
+FROM {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
+
+-- name: open_revisions [hf]
+SET LOCAL cursor_tuple_fraction = 1;
+DECLARE relstore_revisions NO SCROLL CURSOR FOR
+SELECT s.zoid, s.tid, coalesce(CASE WHEN s.refs_tid = s.tid THEN s.refs END, r.refs),
+       CASE WHEN (s.refs IS NULL OR s.refs_tid <> s.tid) AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END,
+       s.state IS NULL
+FROM {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
+
+-- name: open_revisions_only
+SET LOCAL cursor_tuple_fraction = 1;
+DECLARE relstore_revisions NO SCROLL CURSOR FOR
+SELECT zoid, tid, NULL, NULL, state IS NULL FROM {object_state}
+
+-- name: next_revisions
+FETCH 1000 FROM relstore_revisions
+
+-- For each object a probe of its own, whatever the statistics say.
+-- name: garbage_revisions [hp]
+SELECT s.zoid, s.tid, coalesce(s.refs, (SELECT r.refs FROM {relstore_refs} r WHERE r.zoid = s.zoid AND r.tid = s.tid)),
+       CASE WHEN s.refs IS NULL AND s.state_size <= 20000 THEN s.state END, s.state IS NULL
+FROM {oids} o CROSS JOIN LATERAL
+     (SELECT tid FROM {relstore_garbage} WHERE generation = ? AND zoid = o.zoid LIMIT 1) g CROSS JOIN LATERAL
+     (SELECT * FROM {object_state} WHERE zoid = o.zoid AND tid = g.tid LIMIT 1) s
+
+-- name: garbage_revisions [hf]
+SELECT s.zoid, s.tid, coalesce(CASE WHEN s.refs_tid = s.tid THEN s.refs END,
+                               (SELECT r.refs FROM {relstore_refs} r WHERE r.zoid = s.zoid AND r.tid = s.tid)),
+       CASE WHEN (s.refs IS NULL OR s.refs_tid <> s.tid) AND s.state_size <= 20000 THEN s.state END, s.state IS NULL
+FROM {oids} o CROSS JOIN LATERAL
+     (SELECT tid FROM {relstore_garbage} WHERE generation = ? AND zoid = o.zoid LIMIT 1) g CROSS JOIN LATERAL
+     (SELECT * FROM {object_state} WHERE zoid = o.zoid AND tid = g.tid LIMIT 1) s
+
+-- name: save_references [hp]
+INSERT INTO {relstore_refs} (zoid, tid, refs) SELECT * FROM unnest(?::bigint[], ?::bigint[], ?::bytea[])
+ON CONFLICT (zoid, tid) DO NOTHING
+
+-- name: save_references [hf]
+INSERT INTO {relstore_refs} (zoid, tid, refs) SELECT * FROM unnest(?::bigint[], ?::bigint[], ?::bytea[])
+ON CONFLICT (zoid) DO UPDATE SET tid = excluded.tid, refs = excluded.refs
+
+-- name: add_garbage
+INSERT INTO {relstore_garbage} (generation, zoid, tid, since, goes)
+SELECT * FROM unnest(?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[])
+
+-- name: spare
+DELETE FROM {relstore_garbage} WHERE zoid = ANY (?::bigint[]) AND generation = ?
+
+-- name: forget_garbage
+DELETE FROM {relstore_garbage} WHERE generation <> ?
+
+-- A lock of the session, which is RelStorage's too.
+-- name: lock_pack
+SELECT pg_try_advisory_lock({key}(-2))
+
+-- name: pack_holder
+SELECT l.pid, concat_ws(', ', nullif(a.application_name, ''), 'from ' || host(a.client_addr),
+                        'connected since ' || to_char(a.backend_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS UTC'))
+FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+      AND l.classid::bigint = {key}(-2) >> 32 & 4294967295 AND l.objid::bigint = {key}(-2) & 4294967295
+      AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+
+-- Keep out whoever is between vote and finish.
+-- name: lock_votes
+BEGIN ISOLATION LEVEL READ COMMITTED;
+SELECT set_config('lock_timeout', ?, true), pg_advisory_xact_lock({key}(-3))
+
+-- name: sweep
+SELECT states, bytes FROM {relstore_sweep_1}(?, ?, ?)
+
+-- name: forget_transactions [hp]
+SELECT {relstore_forget_1}(?, ?, ?)
+
+-- name: has_foreign_key [hp]
+SELECT count(*) FROM pg_constraint WHERE conrelid = '{object_state}'::regclass AND contype = 'f'
+
 -- Administration -----------------------------------------------------------------------------------------------
 
 -- name: max_locks
@@ -151,9 +240,6 @@ SELECT current_setting('max_locks_per_transaction')
 
 -- name: keep_out
 SELECT set_config('lock_timeout', ?, true), pg_advisory_xact_lock({key}(-3))
-
--- name: set_writers
-INSERT INTO {relstore_meta} (name, value) VALUES ('writers', ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value
 
 -- name: server
 SELECT current_setting('server_version_num')::integer, current_database(), current_schema(),
@@ -192,7 +278,8 @@ SELECT reltuples::bigint FROM pg_class WHERE oid = '{object_state}'::regclass
 SET LOCAL lock_timeout = '30s';
 SELECT count(lo_unlink(chunk)) FROM {blob_chunk};
 TRUNCATE {blob_chunk}, {current_object}, {object_state}, {transaction}, {object_ref}, {object_refs_added}, {pack_object},
-    {pack_state}, {pack_state_tid};
+    {pack_state}, {pack_state_tid}, {relstore_refs}, {relstore_garbage}, {relstore_pack};
+UPDATE {relstore_sweep} SET number = number + 1, generation = 0, packed_to = 0;
 INSERT INTO {transaction} (tid, username, description)
 VALUES (0, CAST('system' AS {bytes}), CAST('special transaction for object creation' AS {bytes}));
 DELETE FROM {relstore_epoch};
@@ -201,6 +288,8 @@ ALTER SEQUENCE {zoid_seq} RESTART
 -- name: zap [hf]
 SET LOCAL lock_timeout = '30s';
 SELECT count(lo_unlink(chunk)) FROM {blob_chunk};
-TRUNCATE {blob_chunk}, {object_state}, {object_ref}, {object_refs_added}, {pack_object};
+TRUNCATE {blob_chunk}, {object_state}, {object_ref}, {object_refs_added}, {pack_object},
+    {relstore_refs}, {relstore_garbage}, {relstore_pack};
+UPDATE {relstore_sweep} SET number = number + 1, generation = 0, packed_to = 0;
 DELETE FROM {relstore_epoch};
 ALTER SEQUENCE {zoid_seq} RESTART

@@ -117,9 +117,10 @@ END $$
 -- Returns rows (kind, zoid, tid, state): 'epoch', 'read', 'locked', 'late' and 'busy' (a lock was not free in time;
 -- pid of a holder, and who that is) refuse the commit; 'conflict' is an object whose current revision is not the
 -- one the change was based on, the first 100 with their states; 'waited' tells the microseconds that a lock took;
--- 'since' (a tid) and 'ticket' (backend pid, transaction id) are what the outcome check will need.
--- name: relstore_vote_2
-CREATE FUNCTION {relstore_vote_2}(
+-- 'since' (a tid) and 'ticket' (backend pid, transaction id) are what the outcome check will need; 'since' has the number
+-- of the last sweep, and 'sweeping' the generation of one that is under way: then what is linked has to be looked at.
+-- name: relstore_vote_3
+CREATE FUNCTION {relstore_vote_3}(
     p_epoch text, p_timeout text, p_restored_tid bigint, p_alone boolean, p_locks bigint[], p_oids bigint[],
     p_tids bigint[], p_read_oids bigint[], p_read_tids bigint[])
 RETURNS TABLE (kind text, zoid bigint, tid bigint, state bytea)
@@ -129,6 +130,7 @@ DECLARE
     v_lock bigint;
     v_shared boolean;
     v_wait record;
+    v_sweeping bigint;
 BEGIN
     -- For finish too, which is not to fail because a role's statements may not take long. To plan for the arrays at hand
     -- took a third of a small commit, so plans are kept; and because the table may be small when they are made and large
@@ -184,7 +186,11 @@ BEGIN
         RETURN;
     END IF;
     kind := 'since';
+    SELECT s.number, s.generation INTO zoid, v_sweeping FROM {relstore_sweep} s;
     RETURN NEXT;
+    IF v_sweeping <> 0 THEN
+        RETURN QUERY SELECT 'sweeping', v_sweeping, 0::bigint, NULL::bytea;
+    END IF;
     IF p_read_oids <> '{{}}' THEN
         RETURN QUERY SELECT 'read', r.zoid, coalesce(c.tid, 0), NULL::bytea
             FROM unnest(p_read_oids, p_read_tids) r (zoid, tid) LEFT JOIN {current} c ON c.zoid = r.zoid
@@ -325,4 +331,64 @@ BEGIN
     PERFORM {relstore_write_2}(v_tid, p_staged, p_oids, p_starts, p_sizes, p_md5s, p_data_tids, p_refs_starts,
                                p_refs_sizes, p_states, p_refs);
     RETURN v_tid || ' ' || v_waited;
+END $$
+
+-- A batch of a sweep: what is to go of the objects after p_after, up to p_upto. Plans that go from object to object are the
+-- right ones, and the list of what is to go has no statistics yet. Nobody waits for these rows: vote refuses what links to
+-- them, and what RelStorage has changed nevertheless has another tid.
+-- name: relstore_sweep_1 [hp]
+CREATE FUNCTION {relstore_sweep_1}(
+    p_generation bigint, p_after bigint, p_upto bigint, OUT states bigint, OUT bytes bigint)
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+BEGIN
+    DELETE FROM {current_object} c USING {relstore_garbage} g
+        WHERE g.generation = p_generation AND g.zoid > p_after AND g.zoid <= p_upto AND g.goes = 2
+              AND c.zoid = g.zoid AND c.tid = g.tid;
+    WITH gone AS (
+        DELETE FROM {object_state} s USING {relstore_garbage} g
+            WHERE g.generation = p_generation AND g.zoid > p_after AND g.zoid <= p_upto AND g.goes > 0
+                  AND s.zoid = g.zoid AND s.tid < g.tid + g.goes - 1
+                  AND (g.goes = 1 OR NOT EXISTS (SELECT FROM {current_object} c WHERE c.zoid = g.zoid))
+            RETURNING s.state_size)
+    SELECT count(*), coalesce(sum(state_size), 0) INTO states, bytes FROM gone;
+    IF EXISTS (SELECT FROM {relstore_refs}) THEN
+        DELETE FROM {relstore_refs} r USING {relstore_garbage} g
+            WHERE g.generation = p_generation AND g.zoid > p_after AND g.zoid <= p_upto AND g.goes > 0
+                  AND r.zoid = g.zoid AND r.tid < g.tid + g.goes - 1;
+    END IF;
+END $$
+
+-- name: relstore_sweep_1 [hf]
+CREATE FUNCTION {relstore_sweep_1}(
+    p_generation bigint, p_after bigint, p_upto bigint, OUT states bigint, OUT bytes bigint)
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+BEGIN
+    WITH gone AS (
+        DELETE FROM {object_state} s USING {relstore_garbage} g
+            WHERE g.generation = p_generation AND g.zoid > p_after AND g.zoid <= p_upto AND g.goes = 2
+                  AND s.zoid = g.zoid AND s.tid = g.tid
+            RETURNING s.state_size)
+    SELECT count(*), coalesce(sum(state_size), 0) INTO states, bytes FROM gone;
+    IF EXISTS (SELECT FROM {relstore_refs}) THEN
+        DELETE FROM {relstore_refs} r USING {relstore_garbage} g
+            WHERE g.generation = p_generation AND g.zoid > p_after AND g.zoid <= p_upto AND g.goes = 2
+                  AND r.zoid = g.zoid AND r.tid = g.tid;
+    END IF;
+END $$
+
+-- Of the transactions after p_after, up to p_upto, remove those that have no state left, and mark the others as packed.
+-- p_named: RelStorage's foreign key is there, so that one stays that a kept state replaced.
+-- name: relstore_forget_1 [hp]
+CREATE FUNCTION {relstore_forget_1}(p_after bigint, p_upto bigint, p_named boolean) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+DECLARE
+    v_count bigint;
+BEGIN
+    DELETE FROM {transaction} t
+        WHERE t.tid > p_after AND t.tid <= p_upto AND t.tid > 0 AND t.tid < (SELECT max(n.tid) FROM {transaction} n)
+              AND NOT EXISTS (SELECT FROM {object_state} s WHERE s.tid = t.tid)
+              AND NOT (p_named AND EXISTS (SELECT FROM {object_state} s WHERE s.prev_tid = t.tid));
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    UPDATE {transaction} SET packed = TRUE WHERE tid > p_after AND tid <= p_upto AND tid > 0 AND NOT packed;
+    RETURN v_count;
 END $$

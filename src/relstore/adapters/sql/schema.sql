@@ -122,6 +122,51 @@ CREATE TABLE {relstore_meta} (name {text} NOT NULL PRIMARY KEY, value {text} NOT
 -- name: relstore_epoch
 CREATE {unlogged} TABLE {relstore_epoch} (one {id} NOT NULL PRIMARY KEY CHECK (one = 1), value {text} NOT NULL);
 
+-- References of rows that another program has written, or an older relstore: found out later. Where rows are replaced
+-- they count only for the tid.
+-- name: relstore_refs [hp]
+CREATE TABLE {relstore_refs} (zoid {id} NOT NULL, tid {id} NOT NULL, refs {bytes} NOT NULL, PRIMARY KEY (zoid, tid));
+
+-- name: relstore_refs [hf]
+CREATE TABLE {relstore_refs} (zoid {id} NOT NULL PRIMARY KEY, tid {id} NOT NULL, refs {bytes} NOT NULL);
+
+-- Each pack: up to which transaction, from which state of the database, with garbage collection or without, and how far
+-- it came. objects: how many go; number: of its sweep, when that has ended.
+-- name: relstore_pack
+CREATE TABLE {relstore_pack} (
+    generation  {id} NOT NULL PRIMARY KEY,
+    pack_tid    {id} NOT NULL,
+    marked_tid  {id} NOT NULL,
+    gc          {bool} NOT NULL,
+    progress    {text} NOT NULL,
+    token       {text} NOT NULL,
+    objects     {id} NOT NULL,
+    number      {id} NOT NULL
+);
+
+-- What a pack has found. goes: 2, the object, which had this tid; 1, its revisions before this tid; 0, nothing yet.
+-- since: when it was first found unreachable, where no history tells.
+-- name: relstore_garbage
+CREATE TABLE {relstore_garbage} (
+    generation  {id} NOT NULL,
+    zoid        {id} NOT NULL,
+    tid         {id} NOT NULL,
+    since       {id} NOT NULL,
+    goes        {id} NOT NULL,
+    PRIMARY KEY (generation, zoid)
+);
+
+-- One row. number: how many sweeps have ended; generation: what is being swept, 0: nothing; packed_to: transactions up
+-- to here cannot be undone.
+-- name: relstore_sweep
+CREATE TABLE {relstore_sweep} (
+    one         {id} NOT NULL PRIMARY KEY CHECK (one = 1),
+    number      {id} NOT NULL,
+    generation  {id} NOT NULL,
+    packed_to   {id} NOT NULL
+);
+INSERT INTO {relstore_sweep} (one, number, generation, packed_to) VALUES (1, 0, 0, 0);
+
 -- Columns that a database made by RelStorage does not have.
 -- name: refs [hp]
 ALTER TABLE {object_state} ADD COLUMN refs {bytes};

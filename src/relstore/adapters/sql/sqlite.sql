@@ -19,13 +19,15 @@ UNION ALL SELECT * FROM (SELECT zoid, tid FROM {current_object} WHERE tid > ? LI
 SELECT ({epoch}), coalesce(max(tid), 0) FROM {object_state}
 UNION ALL SELECT * FROM (SELECT zoid, tid FROM {object_state} WHERE tid > ? LIMIT ?)
 
--- Likewise: of each of these objects that exists.
+-- Likewise: then (number of the last sweep, generation of one under way), then of each of these objects that exists.
 -- name: vote [hp]
 SELECT ({epoch}), max(tid) FROM {transaction}
+UNION ALL SELECT number, generation FROM {relstore_sweep}
 UNION ALL SELECT c.zoid, c.tid FROM {oids} o JOIN {current_object} c ON c.zoid = o.zoid
 
 -- name: vote [hf]
 SELECT ({epoch}), coalesce(max(tid), 0) FROM {object_state}
+UNION ALL SELECT number, generation FROM {relstore_sweep}
 UNION ALL SELECT c.zoid, c.tid FROM {oids} o JOIN {object_state} c ON c.zoid = o.zoid
 
 -- name: insert_transaction [hp]
@@ -42,6 +44,58 @@ INSERT INTO {current_object} (zoid, tid) VALUES (?, ?) ON CONFLICT (zoid) DO UPD
 INSERT INTO {object_state} (zoid, tid, state_size, state, refs, refs_tid) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (zoid) DO UPDATE SET tid = excluded.tid, state_size = excluded.state_size, state = excluded.state,
     refs = excluded.refs, refs_tid = excluded.refs_tid
+
+-- name: spare
+DELETE FROM {relstore_garbage} WHERE zoid IN (SELECT value FROM json_each(?)) AND generation = ?
+
+-- name: forget_garbage
+DELETE FROM {relstore_garbage} WHERE generation <> ?
+
+-- Foreign keys are not enforced here, so chunks of blobs are removed by name.
+-- name: sweep_chunks [hp]
+DELETE FROM {blob_chunk} WHERE zoid IN (
+        SELECT zoid FROM {relstore_garbage} WHERE generation = ? AND zoid > ? AND zoid <= ? AND goes > 0)
+    AND NOT EXISTS (SELECT 1 FROM {object_state} s WHERE s.zoid = blob_chunk.zoid AND s.tid = blob_chunk.tid)
+
+-- name: sweep_chunks [hf]
+DELETE FROM {blob_chunk} WHERE zoid IN (
+        SELECT zoid FROM {relstore_garbage} WHERE generation = ? AND zoid > ? AND zoid <= ? AND goes = 2)
+    AND NOT EXISTS (SELECT 1 FROM {object_state} s WHERE s.zoid = blob_chunk.zoid)
+
+-- name: sweep_current [hp]
+DELETE FROM {current_object} WHERE zoid IN (
+        SELECT zoid FROM {relstore_garbage} WHERE generation = ? AND zoid > ? AND zoid <= ? AND goes = 2)
+    AND tid = (SELECT g.tid FROM {relstore_garbage} g WHERE g.generation = ? AND g.zoid = current_object.zoid)
+
+-- name: sweep_states [hp]
+DELETE FROM {object_state} WHERE zoid IN (
+        SELECT zoid FROM {relstore_garbage} WHERE generation = ? AND zoid > ? AND zoid <= ? AND goes > 0)
+    AND tid < (SELECT g.tid + g.goes - 1 FROM {relstore_garbage} g
+               WHERE g.generation = ? AND g.zoid = object_state.zoid
+                     AND (g.goes = 1 OR NOT EXISTS (SELECT 1 FROM {current_object} c WHERE c.zoid = g.zoid)))
+RETURNING state_size
+
+-- name: sweep_states [hf]
+DELETE FROM {object_state} WHERE zoid IN (
+        SELECT zoid FROM {relstore_garbage} WHERE generation = ? AND zoid > ? AND zoid <= ? AND goes = 2)
+    AND tid = (SELECT g.tid FROM {relstore_garbage} g WHERE g.generation = ? AND g.zoid = object_state.zoid)
+RETURNING state_size
+
+-- name: sweep_references
+DELETE FROM {relstore_refs} WHERE zoid IN (
+        SELECT zoid FROM {relstore_garbage} WHERE generation = ? AND zoid > ? AND zoid <= ? AND goes > 0)
+    AND NOT EXISTS (SELECT 1 FROM {object_state} s WHERE s.zoid = relstore_refs.zoid AND s.tid = relstore_refs.tid)
+
+-- name: forget_transactions [hp]
+DELETE FROM {transaction} WHERE tid > ? AND tid <= ? AND tid > 0 AND tid < (SELECT max(tid) FROM {transaction})
+    AND NOT EXISTS (SELECT 1 FROM {object_state} s WHERE s.tid = "transaction".tid)
+    AND NOT (? AND EXISTS (SELECT 1 FROM {object_state} s WHERE s.prev_tid = "transaction".tid))
+
+-- name: mark_packed [hp]
+UPDATE {transaction} SET packed = 1 WHERE tid > ? AND tid <= ? AND tid > 0 AND packed = 0
+
+-- name: has_foreign_key [hp]
+SELECT count(*) FROM pragma_foreign_key_list('object_state')
 
 -- Oids are counted in the main file, so that one file is a whole backup.
 -- name: relations
@@ -72,6 +126,10 @@ DELETE FROM {object_refs_added};
 DELETE FROM {pack_object};
 DELETE FROM {pack_state};
 DELETE FROM {pack_state_tid};
+DELETE FROM {relstore_refs};
+DELETE FROM {relstore_garbage};
+DELETE FROM {relstore_pack};
+UPDATE {relstore_sweep} SET number = number + 1, generation = 0, packed_to = 0;
 DELETE FROM {relstore_epoch};
 UPDATE {relstore_oid} SET value = 0
 
@@ -81,6 +139,10 @@ DELETE FROM {object_state};
 DELETE FROM {object_ref};
 DELETE FROM {object_refs_added};
 DELETE FROM {pack_object};
+DELETE FROM {relstore_refs};
+DELETE FROM {relstore_garbage};
+DELETE FROM {relstore_pack};
+UPDATE {relstore_sweep} SET number = number + 1, generation = 0, packed_to = 0;
 DELETE FROM {relstore_epoch};
 UPDATE {relstore_oid} SET value = 0
 

@@ -1,0 +1,149 @@
+"""Graph: which objects refer to which, as of one snapshot of the database, in compact arrays.
+
+A revision takes 28 bytes and 8 for each of its references; an object 13 besides, 21 where oids are scattered.
+"""
+from __future__ import annotations
+
+import sys
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, groupby
+from operator import itemgetter
+
+# An object's place is its oid, as long as there are not more unused places than this for each revision; else its rank.
+SCATTERED = 4
+
+# What became of an object: the values of `marks`.
+UNREACHED, REACHED = 0, 1
+
+
+class Graph:
+    """Filled page by page with `add`, then closed by `finish`; `reach` goes from object to object.
+
+    `places` are small numbers that stand for objects; `place_of` and `oid_of` translate.
+    """
+
+    def __init__(self):
+        self._oids = array('q')         # of each revision
+        self._tids = array('q')
+        self._ends = array('q', [0])    # of revision n: where its references end, and those of n + 1 begin
+        self._refs = array('Q')
+        self._deleted: set[tuple[int, int]] = set()
+
+    def __len__(self) -> int:
+        """How many revisions there are."""
+        return len(self._oids)
+
+    def add(self, rows: Sequence[tuple]) -> None:
+        """Add revisions: (oid, tid, packed references, ..., whether it is a deletion)."""
+        self._oids.extend(map(itemgetter(0), rows))
+        self._tids.extend(map(itemgetter(1), rows))
+        refs = b''.join(map(itemgetter(2), rows))
+        numbers = array('Q', refs)
+        if sys.byteorder == 'little':
+            numbers.byteswap()
+        self._refs += numbers
+        ends = accumulate((len(row[2]) // 8 for row in rows), initial=self._ends[-1])
+        next(ends)
+        self._ends.extend(ends)
+        self._deleted.update((row[0], row[1]) for row in rows if row[-1])
+
+    def finish(self, pack_tid: int) -> None:
+        """Link what counts: of each object the newest revision not after `pack_tid`, and all later ones."""
+        self._find_places()
+        places, oids, tids = self._places, self._oids, self._tids
+        revision_places = oids if places is None else array('q', map(self.place_of, oids))
+        self.newest = array('q', bytes(8 * self.size))      # by place: the tid that it had at `pack_tid`; 0: none
+        self.current = array('q', bytes(8 * self.size))     # by place: the tid that it has now; 0: no such object
+        self.older = array('q')                             # places of objects with revisions before `newest`
+        newest, current = self.newest, self.current
+        with_older = bytearray(self.size)
+        for place, tid in zip(revision_places, tids, strict=True):
+            if tid > current[place]:
+                current[place] = tid
+            if tid <= pack_tid:
+                if newest[place]:
+                    with_older[place] = 1
+                if tid > newest[place]:
+                    newest[place] = tid
+        self.older.extend(place for place, flag in enumerate(with_older) if flag)
+        self._first = array('i', [-1]) * self.size          # by place: its last linked revision
+        self._next = array('i', bytes(4 * len(oids)))       # by revision: the one linked before, -1: none
+        first, following = self._first, self._next
+        for number, (place, tid) in enumerate(zip(revision_places, tids, strict=True)):
+            if tid >= newest[place]:
+                following[number] = first[place]
+                first[place] = number
+        self.marks = bytearray(self.size)
+        self._refs_to_places()
+
+    def _find_places(self) -> None:
+        largest = max(self._oids, default=-1)
+        if largest < SCATTERED * len(self._oids):
+            self._places, self.size = None, largest + 1
+        else:
+            self._places = array('q', (oid for oid, _ in groupby(sorted(self._oids))))
+            self.size = len(self._places)
+
+    def _refs_to_places(self) -> None:
+        """Replace oids by places. What leads nowhere gets the place after the last, which is always marked."""
+        refs, nowhere = self._refs, self.size
+        if self._places is None:
+            if max(refs, default=0) >= nowhere:
+                for number, oid in enumerate(refs):
+                    if oid >= nowhere:
+                        refs[number] = nowhere
+        else:
+            for number, oid in enumerate(refs):
+                place = self.place_of(oid)
+                refs[number] = nowhere if place is None else place
+        self.marks.append(REACHED)
+
+    def place_of(self, oid: int) -> int | None:
+        """Return the place that stands for an object, or None where nothing can be there."""
+        if self._places is None:
+            return oid if oid < self.size else None
+        place = bisect_left(self._places, oid)
+        return place if place < self.size and self._places[place] == oid else None
+
+    def oid_of(self, place: int) -> int:
+        return place if self._places is None else self._places[place]
+
+    def reach(self, roots: Iterable[int]) -> None:
+        """Mark the places `roots`, and whatever can be reached from there."""
+        marks, first, following, ends, refs = self.marks, self._first, self._next, self._ends, self._refs
+        waiting = []
+        for place in roots:
+            if not marks[place]:
+                marks[place] = REACHED
+                waiting.append(place)
+        while waiting:
+            number = first[waiting.pop()]
+            while number >= 0:
+                for place in refs[ends[number]:ends[number + 1]]:
+                    if not marks[place]:
+                        marks[place] = REACHED
+                        waiting.append(place)
+                number = following[number]
+
+    def unreached(self) -> Iterator[int]:
+        """Yield the places of the objects that were not reached, in the order of their oids."""
+        current, marks = self.current, self.marks
+        place = marks.find(UNREACHED)
+        while place >= 0:
+            if current[place]:
+                yield place
+            place = marks.find(UNREACHED, place + 1)
+
+    def is_deleted(self, place: int) -> bool:
+        """Whether the object's current revision says that it is no more."""
+        return (self.oid_of(place), self.current[place]) in self._deleted
+
+    def changed_after(self, tid: int) -> Iterator[int]:
+        return (place for place, current in enumerate(self.current) if current > tid)
+
+    def deleted(self) -> list[int]:
+        """Return the places of the objects that are no more, in the order of their oids."""
+        oids = sorted({oid for oid, _ in self._deleted})
+        return [place for place in map(self.place_of, oids) if self.is_deleted(place)]

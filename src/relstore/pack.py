@@ -1,0 +1,499 @@
+"""Packer: removes old revisions and garbage, in two phases that may be far apart.
+
+Prepare looks at one snapshot of the database, and writes down what may go. It changes nothing else. Sweep then removes
+that, in short steps. What could interleave, and why nothing that is reachable is lost:
+
+* A commit between the snapshot and the sweep links an object of the list again, or changes it. Before the sweep begins
+  it reads what was committed since, and takes off the list what can be reached from there.
+* A transaction that has voted finishes after that. The sweep begins in a moment when nobody is between vote and
+  finish (adapter.lock_votes), and what was committed up to then is read in that moment.
+* A transaction votes later. It sees that a sweep is under way and looks whether it links, or changes, what is on the
+  list; if so it is a conflict. Whatever is on the list stays there until the sweep has ended, removed or not: what is
+  still there may refer to what is not.
+* A transaction began before the sweep ended, and votes afterwards. A number counts the sweeps; who knows an older one
+  looks whether what it links to is there (commit.py), and drops what was cached (database.py).
+
+So the steps need no lock: nobody else reads or writes the rows that they remove. RelStorage looks at none of this. What
+it does during a sweep is read before each step, and where it may write nothing goes that was garbage for a moment only.
+
+Killed at any step, the next run reads what was committed since once more, and goes on.
+"""
+from __future__ import annotations
+
+import heapq
+import logging
+import secrets
+import time
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice
+
+from persistent.TimeStamp import TimeStamp
+from ZODB.utils import u64
+
+from relstore.adapters.base import MAX_TID, Pack
+from relstore.database import Database
+from relstore.errors import ConfigurationError, LockTimeout, Unavailable
+from relstore.graph import Graph
+from relstore.references import might_refer, references, unpack
+from relstore.session import Session
+
+log = logging.getLogger('relstore.pack')
+
+# A pack time younger than this is the present: without history what is garbage then goes at once.
+PRESENT = 10.0
+# Rows of the list that are written or read at a time.
+ROWS = 5000
+# Seconds that a step is to take, and to take where others commit meanwhile.
+STEP, SHORT_STEP = 0.1, 0.01
+FIRST_STEP, LARGEST_STEP = 200, 20_000      # objects
+# Seconds to wait for those between vote and finish, at first: new votes wait behind us.
+DOOR = 0.01
+DOOR_TRIES = 200
+# Revisions that may be read while nobody can vote, unless it goes on like that.
+AT_THE_DOOR = 500
+# Unreadable records that a report names.
+NAMED = 20
+
+OBJECT, OLDER, LATER = 2, 1, 0      # what goes: see relstore_garbage in schema.sql
+
+# (what is being done, how much of it is done, of how much or None)
+Progress = Callable[[str, int, int | None], None]
+
+
+@dataclass
+class Report:
+    """What a pack has done, or would do."""
+    pack_tid: int = 0
+    marked_tid: int = 0
+    gc: bool = True
+    revisions: int = 0          # looked at
+    objects: int = 0            # that go
+    older: int = 0              # objects that stay, and of which older revisions go
+    later: int = 0              # history-free: unreachable, but not for long enough
+    spared: int = 0             # objects that were linked or changed since they were marked
+    states: int = 0             # that were removed
+    bytes: int = 0              # of these
+    transactions: int = 0       # that were removed
+    unread: int = 0             # records whose references were not known
+    unreadable: int = 0         # those of them that could not be read, and are taken to refer to all they may name
+    examples: list[tuple[int, int]] = field(default_factory=list)       # (oid, tid) of some of these
+    steps: int = 0
+    longest_step: float = 0.0   # seconds
+    locked: float = 0.0         # seconds in which nobody could vote, in all
+    longest_lock: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)             # by phase
+    listed: list[array] = field(default_factory=list)   # of a dry run: oids, tids, and what goes of them
+
+
+class Packer:
+    """One pack of one database.
+
+    progress: is told now and then how far it is.
+    """
+
+    def __init__(self, database: Database, progress: Progress = lambda what, done, total: None):
+        self._database, self._adapter, self._options = database, database.adapter, database.options
+        self._progress = progress
+        self.report = Report(gc=self._options.pack_gc)
+
+    def run(self, pack_time: float | None, *, dry_run: bool, prepack_only: bool, skip_prepack: bool) -> Report:
+        """Prepare and sweep, or one of the two. pack_time: seconds since 1970; None, or the future: now."""
+        if skip_prepack and (dry_run or prepack_only):
+            raise ConfigurationError('pack-skip-prepack does not go with pack-dry-run or pack-prepack-only; '
+                                     'choose one of them.')
+        if dry_run:
+            self._prepare(None, pack_time)
+            return self.report
+        with closing(self._adapter.connect()) as session:
+            holder = self._adapter.lock_pack(session)
+            if holder is not None:
+                raise Unavailable(f'{self._adapter} is being packed by {holder}.')
+            unfinished = self._unfinished(session)
+            if unfinished is not None:
+                log.info('A pack was interrupted; going on with it.')
+                self._sweep(session, unfinished)
+            if skip_prepack:
+                if unfinished is None:
+                    self._sweep(session, self._prepared(session))
+                return self.report
+            self._refuse_what_relstorage_may_harm(session, pack_time)
+            pack = self._prepare(session, pack_time)
+            if not prepack_only:
+                self._sweep(session, pack)
+        return self.report
+
+    def _unfinished(self, session: Session) -> Pack | None:
+        _, generation = self._adapter.sweep_state(session)
+        pack = self._adapter.last_pack(session)
+        return pack if pack is not None and pack.generation == generation else None
+
+    def _prepared(self, session: Session) -> Pack:
+        """Return what was prepared earlier, or refuse it."""
+        pack = self._adapter.last_pack(session)
+        if pack is None or pack.progress != 'prepared':
+            raise ConfigurationError(f'Nothing is prepared in {self._adapter}; run a pre-pack first.')
+        if pack.gc != self._options.pack_gc:
+            raise ConfigurationError(f'What is prepared in {self._adapter} was prepared with pack-gc '
+                                     f'{str(bool(pack.gc)).lower()}; set it so, or prepare again.')
+        if (self._adapter.meta(session).get('prepared') != pack.token
+                and not self._adapter.has_tid(session, pack.marked_tid)):
+            raise ConfigurationError(
+                f'What is prepared in {self._adapter} was prepared on another state of it: its newest transaction '
+                f'{pack.marked_tid:#x} is not to be found here. Prepare again.')
+        return pack
+
+    def _refuse_what_relstorage_may_harm(self, session: Session, pack_time: float | None) -> None:
+        if self._options.pack_gc and _is_present(pack_time) and not self._adapter.writes_alone(session):
+            raise ConfigurationError(
+                f'RelStorage processes may write to {self._adapter}, and a pack to the present could remove what they '
+                'are about to link: pack to a time before now (a day, say), or, if none of them writes any more, say '
+                'so with "relstore writers".')
+
+    # Prepare ------------------------------------------------------------------------------------------------------
+
+    def _prepare(self, session: Session | None, pack_time: float | None) -> Pack | None:
+        """Find out what may go, and write it down; without a session only report it."""
+        began, report = time.monotonic(), self.report
+        marked_at = _tid_of(time.time())
+        graph, report.marked_tid = self._read(session)
+        present = _is_present(pack_time)
+        report.pack_tid = report.marked_tid
+        if pack_time is not None and (self._adapter.keep_history or not present):
+            report.pack_tid = min(report.pack_tid, _tid_of(pack_time))
+        self._timed('reading', began)
+
+        began = time.monotonic()
+        self._progress('marking', 0, None)
+        graph.finish(report.pack_tid)
+        report.revisions = len(graph)
+        rows = self._garbage(graph, present, marked_at)
+        self._timed('marking', began)
+
+        began = time.monotonic()
+        if session is None:
+            self._list(rows)
+            pack = None
+        else:
+            pack = self._write_down(session, rows)
+        self._timed('listing', began)
+        return pack
+
+    def _read(self, session: Session | None) -> tuple[Graph, int]:
+        """Return the graph of one snapshot, and the tid of that. Keep references that had to be found out."""
+        graph, adapter = Graph(), self._adapter
+        with self._database.pool.session() as reader:
+            tid = adapter.begin_snapshot(reader)
+            about = adapter.estimated_count(reader)
+            for page in adapter.revisions(reader, self._options.pack_gc):
+                if self._options.pack_gc:
+                    page = self._with_references(page, reader, session)
+                else:
+                    page = [(oid, revision_tid, b'', deleted) for oid, revision_tid, _, _, deleted in page]
+                graph.add(page)
+                self._progress('reading', len(graph), max(about, len(graph)))
+        return graph, tid
+
+    def _with_references(self, page: list[tuple], reader: Session, keeper: Session | None) -> list[tuple]:
+        """Return revisions with the references of all; save those that were not known, if there is a keeper."""
+        found, rows = [], page
+        if any(row[2] is None for row in page):
+            rows = []
+            for row in page:
+                oid, tid, refs, state, deleted = row
+                if refs is None:
+                    refs = b'' if deleted else self._find_references(reader, oid, tid, state)
+                    if not deleted:
+                        found.append((oid, tid, refs))
+                    row = oid, tid, refs, None, deleted
+                rows.append(row)
+        if found and keeper is not None:
+            self._adapter.save_references(keeper, found)
+        return rows
+
+    def _find_references(self, session: Session, oid: int, tid: int, state: bytes | None) -> bytes:
+        self.report.unread += 1
+        if state is None:
+            [state] = self._adapter.load_serial(session, oid, tid) or [None]
+        try:
+            record = self._database.untransform(state) if state else state
+        except Exception:       # whatever a wrapper raises where it did not wrap
+            record = state
+        refs = references(record)
+        if refs is None:
+            self.report.unreadable += 1
+            if len(self.report.examples) < NAMED:
+                self.report.examples.append((oid, tid))
+            refs = might_refer(record)
+        return refs
+
+    def _garbage(self, graph: Graph, present: bool, marked_at: int) -> Iterator[tuple[int, int, int, int]]:
+        """Return rows for the list, by oid: (oid, tid, since, what goes)."""
+        pack_tid = self.report.pack_tid
+        if self._options.pack_gc:
+            self._mark(graph, pack_tid)
+        # The row with the highest tid always stays where there are no others: it says what the newest transaction is.
+        last = pack_tid if self._adapter.keep_history else min(pack_tid, self.report.marked_tid - 1)
+        gone = (place for place in graph.deleted() if graph.current[place] <= last)
+        if not self._options.pack_gc:
+            unreached: Iterable[int] = ()
+        elif self._adapter.keep_history or present:
+            unreached = graph.unreached()
+        else:
+            return self._garbage_without_history(graph, gone, marked_at)
+        return _in_order(graph, gone, unreached, marked_at)
+
+    def _mark(self, graph: Graph, pack_tid: int) -> None:
+        root = graph.place_of(0)
+        if root is None or not graph.current[root]:
+            if not len(graph):
+                return
+            raise ConfigurationError(f'{self._adapter} has no root object (oid 0), so all would be garbage; pack it '
+                                     'with pack-gc false.')
+        graph.reach([root])
+        if self._adapter.keep_history:
+            graph.reach(graph.changed_after(pack_tid))
+        else:
+            graph.reach(graph.changed_after(self.report.marked_tid - 1))
+
+    def _garbage_without_history(self, graph: Graph, gone: Iterable[int], marked_at: int
+                                 ) -> Iterator[tuple[int, int, int, int]]:
+        """Nobody knows when an object was unlinked, so it goes when an earlier pack has seen it so.
+
+        What stays keeps what it refers to, for it might be linked again.
+        """
+        pack_tid = self.report.pack_tid
+        places = array('q', graph.unreached())
+        known = self._known_garbage()
+        since = array('q', (known(graph.oid_of(place), marked_at) for place in places))
+        graph.reach(place for place, first in zip(places, since, strict=True)
+                    if first > pack_tid or graph.current[place] > pack_tid)
+        gone = set(gone)
+        for place, first in zip(places, since, strict=True):
+            goes = LATER if graph.marks[place] and place not in gone else OBJECT
+            yield graph.oid_of(place), graph.current[place], first, goes
+        # (those that were deleted and are referred to still)
+        yield from ((graph.oid_of(place), graph.current[place], marked_at, OBJECT)
+                    for place in sorted(gone - set(places)))
+
+    def _known_garbage(self) -> Callable[[int, int], int]:
+        """Return a function from an oid to when it was first found unreachable, or to a default."""
+        oids, since = array('q'), array('q')
+        with self._database.pool.session() as session:
+            for page in self._pages(session, self._adapter.last_marked(session)):
+                oids.extend(row[0] for row in page)
+                since.extend(row[2] for row in page)
+
+        def known(oid: int, default: int) -> int:
+            place = bisect_left(oids, oid)
+            return since[place] if place < len(oids) and oids[place] == oid else default
+        return known
+
+    def _pages(self, session: Session, generation: int) -> Iterator[list[tuple]]:
+        page = self._adapter.garbage(session, generation, -1, ROWS)
+        while page:
+            yield page
+            page = self._adapter.garbage(session, generation, page[-1][0], ROWS)
+
+    def _count(self, rows: list[tuple]) -> None:
+        goes = [row[-1] for row in rows]
+        self.report.objects += goes.count(OBJECT)
+        self.report.older += goes.count(OLDER)
+        self.report.later += goes.count(LATER)
+
+    def _list(self, rows: Iterator[tuple]) -> None:
+        oids, tids, goes = self.report.listed = [array('q'), array('q'), array('b')]
+        while some := list(islice(rows, ROWS)):
+            self._count(some)
+            oids.extend(row[0] for row in some)
+            tids.extend(row[1] for row in some)
+            goes.extend(row[3] for row in some)
+
+    def _write_down(self, session: Session, rows: Iterator[tuple]) -> Pack:
+        adapter, report, token = self._adapter, self.report, secrets.token_hex(8)
+        generation = adapter.new_pack(session, report.pack_tid, report.marked_tid, report.gc, token)
+        written = 0
+        while some := list(islice(rows, ROWS)):
+            self._count(some)
+            adapter.add_garbage(session, [(generation, *row) for row in some])
+            written += len(some)
+            self._progress('listing', written, None)
+        adapter.end_marking(session, generation, token, report.objects)
+        if report.gc:
+            adapter.forget_garbage(session, generation)
+        log.info('%d objects may go, older revisions of %d; %d later.', report.objects, report.older, report.later)
+        return Pack(generation, report.pack_tid, report.marked_tid, report.gc, 'prepared', token, report.objects)
+
+    # Sweep --------------------------------------------------------------------------------------------------------
+
+    def _sweep(self, session: Session, pack: Pack) -> None:
+        report = self.report
+        report.pack_tid, report.marked_tid = pack.pack_tid, pack.marked_tid
+        began = time.monotonic()
+        doomed = _Doomed(self._pages(session, pack.generation))
+        self._close_the_door(session, pack, doomed)
+        self._timed('catching up', began)
+
+        began = time.monotonic()
+        self._remove(session, pack, doomed)
+        if self._adapter.keep_history:
+            self._forget_transactions(session, pack)
+        self._end(session, pack)
+        self._database.saw_sweeps(self._adapter.sweep_state(session)[0])
+        self._database.drop_swept(session)
+        self._timed('removing', began)
+
+    def _close_the_door(self, session: Session, pack: Pack, doomed: _Doomed) -> None:
+        """Take off the list what was linked since, and have each vote from then on look at it."""
+        patience = DOOR
+        for tries in range(DOOR_TRIES):
+            while self._catch_up(session, pack, doomed, ROWS):
+                pass
+            began = time.monotonic()
+            try:
+                self._adapter.lock_votes(session, patience)
+                many = self._catch_up(session, pack, doomed, AT_THE_DOOR)
+                if many and tries < DOOR_TRIES // 2:
+                    continue
+                while many:
+                    many = self._catch_up(session, pack, doomed, ROWS)
+                self._adapter.start_sweep(session, pack)
+                session.run('COMMIT')
+                return
+            except LockTimeout:
+                patience = min(patience * 1.2, self._options.commit_lock_timeout / 2)
+                time.sleep(min(10 * patience, 1))
+            finally:
+                session.rollback()
+                self._held(began)
+        raise Unavailable('Transactions are always between their vote and their end, so the sweep could not begin; '
+                          'nothing was removed. Try again with pack-skip-prepack.')
+
+    def _catch_up(self, session: Session, pack: Pack, doomed: _Doomed, size: int) -> bool:
+        """Take what the next `size` revisions since then keep off the list. Return whether there may be more."""
+        if doomed.seen is None:
+            doomed.seen = pack.marked_tid, MAX_TID
+        page = self._adapter.changes(session, *doomed.seen, size)
+        if not page:
+            return False
+        doomed.seen = page[-1][1], page[-1][0]
+        changed = [row[0] for row in page]
+        if pack.gc:
+            for _, _, refs, *_ in self._with_references(page, session, None):
+                changed.extend(unpack(refs))
+        spared = doomed.spare(changed)
+        while spared:
+            self.report.spared += len(spared)
+            rows = self._adapter.garbage_revisions(session, pack.generation, spared) if pack.gc else []
+            self._adapter.spare(session, pack.generation, spared)
+            spared = doomed.spare(oid for row in self._with_references(rows, session, None) for oid in unpack(row[2]))
+        return len(page) == size
+
+    def _held(self, began: float) -> None:
+        seconds = time.monotonic() - began
+        self.report.locked += seconds
+        self.report.longest_lock = max(self.report.longest_lock, seconds)
+
+    def _remove(self, session: Session, pack: Pack, doomed: _Doomed) -> None:
+        adapter, generation, after = self._adapter, pack.generation, -1
+        done, total = 0, self.report.objects + self.report.older or None
+        for size in self._steps(session):
+            if not adapter.writes_alone(session):
+                self._catch_up(session, pack, doomed, ROWS)
+            upto = adapter.garbage_end(session, generation, after, size)
+            if upto is None:
+                return
+            states, removed = adapter.sweep(session, generation, after, upto)
+            self.report.states += states
+            self.report.bytes += removed
+            after = upto
+            done += size
+            self._progress('removing', min(done, total or done), total)
+
+    def _forget_transactions(self, session: Session, pack: Pack) -> None:
+        adapter, after = self._adapter, 0
+        named = adapter.has_foreign_key(session)
+        for size in self._steps(session):
+            upto = adapter.transactions_end(session, after, pack.pack_tid, size)
+            if upto is None:
+                return
+            self.report.transactions += adapter.forget_transactions(session, after, upto, named)
+            after = upto
+            self._progress('forgetting transactions', self.report.transactions, None)
+
+    def _steps(self, session: Session) -> Iterator[int]:
+        """Yield how many objects the next step is to remove: as many as it has time for.
+
+        Where others commit, steps are short, and pauses between them make up pack-duty-cycle.
+        """
+        size, duty, longest = FIRST_STEP, self._options.pack_duty_cycle, self._options.pack_batch_timeout
+        last = self._adapter.last_tid(session)
+        while True:
+            began = time.monotonic()
+            yield size
+            seconds = time.monotonic() - began
+            self.report.steps += 1
+            self.report.longest_step = max(self.report.longest_step, seconds)
+            newest = self._adapter.last_tid(session)
+            busy, last = newest != last, newest
+            wanted = min(SHORT_STEP if busy else STEP, longest)
+            size = max(1, min(int(size * min(wanted / max(seconds, 1e-6), 2.0)), LARGEST_STEP))
+            if busy:
+                time.sleep(min(seconds * (1 / duty - 1), self._options.pack_max_delay))
+
+    def _end(self, session: Session, pack: Pack) -> None:
+        began = time.monotonic()
+        try:
+            self._adapter.lock_votes(session, self._options.commit_lock_timeout)
+            self._adapter.end_sweep(session, pack)
+            session.run('COMMIT')
+        finally:
+            session.rollback()
+            self._held(began)
+
+    def _timed(self, phase: str, began: float) -> None:
+        self.report.seconds[phase] = self.report.seconds.get(phase, 0.0) + time.monotonic() - began
+
+
+class _Doomed:
+    """The objects that are to go as a whole."""
+
+    def __init__(self, pages: Iterable[list[tuple[int, int, int, int]]]):
+        self._oids = array('q')
+        for page in pages:
+            self._oids.extend(oid for oid, _, _, goes in page if goes == OBJECT)
+        self._spared = bytearray(len(self._oids))
+        self.seen: tuple[int, int] | None = None    # (tid, oid) up to which changes were looked at
+
+    def spare(self, oids: Iterable[int]) -> list[int]:
+        """Take off those that are on the list; return them, each once."""
+        spared = []
+        for oid in oids:
+            place = bisect_left(self._oids, oid)
+            if place < len(self._oids) and self._oids[place] == oid and not self._spared[place]:
+                self._spared[place] = 1
+                spared.append(oid)
+        return spared
+
+
+def _in_order(graph: Graph, gone: Iterable[int], unreached: Iterable[int], marked_at: int
+              ) -> Iterator[tuple[int, int, int, int]]:
+    """Yield rows for the list: objects that go, and of those that stay what is older."""
+    last = -1
+    for place, goes in heapq.merge(((place, -OBJECT) for place in unreached), ((place, -OBJECT) for place in gone),
+                                   ((place, -OLDER) for place in graph.older)):
+        if place != last:       # that an object goes comes first
+            tid = graph.current[place] if goes == -OBJECT else graph.newest[place]
+            yield graph.oid_of(place), tid, marked_at, -goes
+        last = place
+
+
+def _is_present(pack_time: float | None) -> bool:
+    return pack_time is None or pack_time > time.time() - PRESENT
+
+
+def _tid_of(seconds: float) -> int:
+    return u64(TimeStamp(*time.gmtime(seconds)[:5], seconds % 60).raw())
