@@ -27,6 +27,7 @@ import time
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
@@ -86,7 +87,7 @@ class Report:
     locked: float = 0.0         # seconds in which nobody could vote, in all
     longest_lock: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)             # by phase
-    listed: list[array] = field(default_factory=list)   # of a dry run: oids, tids, and what goes of them
+    listed: list[array] = field(default_factory=list, repr=False)   # of a dry run: oids, tids, and what goes of them
 
 
 class Packer:
@@ -99,6 +100,7 @@ class Packer:
         self._database, self._adapter, self._options = database, database.adapter, database.options
         self._progress = progress
         self.report = Report(gc=self._options.pack_gc)
+        self._doomed: _Doomed | None = None     # as it was written down
 
     def run(self, pack_time: float | None, *, dry_run: bool, prepack_only: bool, skip_prepack: bool) -> Report:
         """Prepare and sweep, or one of the two. pack_time: seconds since 1970; None, or the future: now."""
@@ -185,50 +187,59 @@ class Packer:
     def _read(self, session: Session | None) -> tuple[Graph, int]:
         """Return the graph of one snapshot, and the tid of that. Keep references that had to be found out."""
         graph, adapter = Graph(), self._adapter
-        with self._database.pool.session() as reader:
+        with self._database.pool.session() as reader, ThreadPoolExecutor(1) as executor:
             tid = adapter.begin_snapshot(reader)
             about = adapter.estimated_count(reader)
+            found: list[tuple[int, int, bytes]] = []
+            saving = executor.submit(self._save, session, [])
             for page in adapter.revisions(reader, self._options.pack_gc):
                 if self._options.pack_gc:
-                    page = self._with_references(page, reader, session)
+                    page = self._with_references(page, reader, found)
                 else:
                     page = [(oid, revision_tid, b'', deleted) for oid, revision_tid, _, _, deleted in page]
                 graph.add(page)
                 self._progress('reading', len(graph), max(about, len(graph)))
+                if len(found) >= ROWS:
+                    saving.result()
+                    saving = executor.submit(self._save, session, found)    # while the next ones are read
+                    found = []
+            saving.result()
+            self._save(session, found)
         return graph, tid
 
-    def _with_references(self, page: list[tuple], reader: Session, keeper: Session | None) -> list[tuple]:
-        """Return revisions with the references of all; save those that were not known, if there is a keeper."""
-        found, rows = [], page
-        if any(row[2] is None for row in page):
-            rows = []
-            for row in page:
-                oid, tid, refs, state, deleted = row
+    def _save(self, session: Session | None, found: list[tuple[int, int, bytes]]) -> None:
+        self.report.unread += len(found)
+        if found and session is not None:
+            self._adapter.save_references(session, found)
+
+    def _with_references(
+        self, page: list[tuple], session: Session, found: list[tuple[int, int, bytes]]
+    ) -> list[tuple]:
+        """Return revisions with the references of all; add those that were not known to `found`."""
+        if all(row[2] is not None for row in page):
+            return page
+        rows, untransform = [], self._database.untransform
+        for row in page:
+            oid, tid, refs, state, deleted = row
+            if refs is None and not deleted:
+                if state is None:
+                    [state] = self._adapter.load_serial(session, oid, tid) or [None]
+                try:
+                    refs = references(untransform(state))
+                except Exception:       # whatever a wrapper raises where it did not wrap
+                    refs = references(state)
                 if refs is None:
-                    refs = b'' if deleted else self._find_references(reader, oid, tid, state)
-                    if not deleted:
-                        found.append((oid, tid, refs))
-                    row = oid, tid, refs, None, deleted
-                rows.append(row)
-        if found and keeper is not None:
-            self._adapter.save_references(keeper, found)
+                    refs = self._guess(oid, tid, state)
+                found.append((oid, tid, refs))
+            rows.append((oid, tid, refs or b'', deleted))
         return rows
 
-    def _find_references(self, session: Session, oid: int, tid: int, state: bytes | None) -> bytes:
-        self.report.unread += 1
-        if state is None:
-            [state] = self._adapter.load_serial(session, oid, tid) or [None]
-        try:
-            record = self._database.untransform(state) if state else state
-        except Exception:       # whatever a wrapper raises where it did not wrap
-            record = state
-        refs = references(record)
-        if refs is None:
-            self.report.unreadable += 1
-            if len(self.report.examples) < NAMED:
-                self.report.examples.append((oid, tid))
-            refs = might_refer(record)
-        return refs
+    def _guess(self, oid: int, tid: int, state: bytes) -> bytes:
+        """Return all that a record which cannot be read may refer to."""
+        self.report.unreadable += 1
+        if len(self.report.examples) < NAMED:
+            self.report.examples.append((oid, tid))
+        return might_refer(state)
 
     def _garbage(self, graph: Graph, present: bool, marked_at: int) -> Iterator[tuple[int, int, int, int]]:
         """Return rows for the list, by oid: (oid, tid, since, what goes)."""
@@ -271,13 +282,14 @@ class Packer:
         since = array('q', (known(graph.oid_of(place), marked_at) for place in places))
         graph.reach(place for place, first in zip(places, since, strict=True)
                     if first > pack_tid or graph.current[place] > pack_tid)
-        gone = set(gone)
-        for place, first in zip(places, since, strict=True):
-            goes = LATER if graph.marks[place] and place not in gone else OBJECT
-            yield graph.oid_of(place), graph.current[place], first, goes
-        # (those that were deleted and are referred to still)
-        yield from ((graph.oid_of(place), graph.current[place], marked_at, OBJECT)
-                    for place in sorted(gone - set(places)))
+        last = -1
+        for place, goes, first in heapq.merge(
+                ((place, -OBJECT, marked_at) for place in gone),
+                ((place, -LATER if graph.marks[place] else -OBJECT, first)
+                 for place, first in zip(places, since, strict=True))):
+            if place != last:       # that it goes comes first
+                yield graph.oid_of(place), graph.current[place], first, -goes
+            last = place
 
     def _known_garbage(self) -> Callable[[int, int], int]:
         """Return a function from an oid to when it was first found unreachable, or to a default."""
@@ -315,9 +327,10 @@ class Packer:
     def _write_down(self, session: Session, rows: Iterator[tuple]) -> Pack:
         adapter, report, token = self._adapter, self.report, secrets.token_hex(8)
         generation = adapter.new_pack(session, report.pack_tid, report.marked_tid, report.gc, token)
-        written = 0
+        self._doomed, written = _Doomed(), 0
         while some := list(islice(rows, ROWS)):
             self._count(some)
+            self._doomed.add(some)
             adapter.add_garbage(session, [(generation, *row) for row in some])
             written += len(some)
             self._progress('listing', written, None)
@@ -333,7 +346,10 @@ class Packer:
         report = self.report
         report.pack_tid, report.marked_tid = pack.pack_tid, pack.marked_tid
         began = time.monotonic()
-        doomed = _Doomed(self._pages(session, pack.generation))
+        doomed = self._doomed or _Doomed()
+        if self._doomed is None:
+            for page in self._pages(session, pack.generation):
+                doomed.add(page)
         self._close_the_door(session, pack, doomed)
         self._timed('catching up', began)
 
@@ -382,14 +398,14 @@ class Packer:
         doomed.seen = page[-1][1], page[-1][0]
         changed = [row[0] for row in page]
         if pack.gc:
-            for _, _, refs, *_ in self._with_references(page, session, None):
+            for _, _, refs, *_ in self._with_references(page, session, []):
                 changed.extend(unpack(refs))
         spared = doomed.spare(changed)
         while spared:
             self.report.spared += len(spared)
             rows = self._adapter.garbage_revisions(session, pack.generation, spared) if pack.gc else []
             self._adapter.spare(session, pack.generation, spared)
-            spared = doomed.spare(oid for row in self._with_references(rows, session, None) for oid in unpack(row[2]))
+            spared = doomed.spare(oid for row in self._with_references(rows, session, []) for oid in unpack(row[2]))
         return len(page) == size
 
     def _held(self, began: float) -> None:
@@ -461,20 +477,22 @@ class Packer:
 class _Doomed:
     """The objects that are to go as a whole."""
 
-    def __init__(self, pages: Iterable[list[tuple[int, int, int, int]]]):
+    def __init__(self):
         self._oids = array('q')
-        for page in pages:
-            self._oids.extend(oid for oid, _, _, goes in page if goes == OBJECT)
-        self._spared = bytearray(len(self._oids))
+        self._spared: set[int] = set()
         self.seen: tuple[int, int] | None = None    # (tid, oid) up to which changes were looked at
+
+    def add(self, rows: Iterable[tuple[int, int, int, int]]) -> None:
+        """Add rows of the list, in the order of their oids."""
+        self._oids.extend(oid for oid, _, _, goes in rows if goes == OBJECT)
 
     def spare(self, oids: Iterable[int]) -> list[int]:
         """Take off those that are on the list; return them, each once."""
         spared = []
         for oid in oids:
             place = bisect_left(self._oids, oid)
-            if place < len(self._oids) and self._oids[place] == oid and not self._spared[place]:
-                self._spared[place] = 1
+            if place < len(self._oids) and self._oids[place] == oid and oid not in self._spared:
+                self._spared.add(oid)
                 spared.append(oid)
         return spared
 

@@ -377,8 +377,9 @@ class PostgreSQL(Adapter):
             yield page
 
     def save_references(self, session: Session, rows: Sequence[tuple[int, int, bytes]]) -> None:
+        oids, tids, refs = zip(*rows, strict=True)
         session.run(self.sql.save_references, (
-            *(self.oid_list(column) for column in list(zip(*rows, strict=True))[:2]), [refs for *_, refs in rows]))
+            b''.join(refs), self.oid_list(oids), self.oid_list(tids), _starts(refs), self.oid_list(map(len, refs))))
 
     def add_garbage(self, session: Session, rows: Sequence[tuple[int, int, int, int, int]]) -> None:
         session.run(self.sql.add_garbage, [self.oid_list(column) for column in zip(*rows, strict=True)])

@@ -11,8 +11,8 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ZODB.utils import newTid, p64, u64
@@ -325,7 +325,17 @@ class SQLite(Adapter):
         file.flush()
         return None
 
+    def save_references(self, session: Session, rows: Sequence[tuple[int, int, bytes]]) -> None:
+        with self._writing(session):
+            super().save_references(session, rows)
+
+    def add_garbage(self, session: Session, rows: Sequence[tuple[int, int, int, int, int]]) -> None:
+        with self._writing(session):
+            super().add_garbage(session, rows)
+
     def begin_snapshot(self, session: Session) -> int:
+        session.run('PRAGMA mmap_size = 0')     # else all that is read counts as memory of this process
+        session.retire()
         session.run(self.sql.begin_read)
         return self.last_tid(session)
 
@@ -338,27 +348,29 @@ class SQLite(Adapter):
 
     def sweep(self, session: Session, generation: int, after: int, upto: int) -> tuple[int, int]:
         batch = generation, after, upto
-        session.run(self.sql.begin_write)
-        try:
+        with self._writing(session):
             if self.keep_history:
                 session.run(self.sql.sweep_current, (*batch, generation))
             sizes = session.all(self.sql.sweep_states, (*batch, generation))
             session.run(self.sql.sweep_references, batch)
             session.run(self.sql.sweep_chunks, batch)
-            session.run(self.sql.commit)
-        finally:
-            session.rollback()
         return len(sizes), sum(size for size, in sizes)
 
     def forget_transactions(self, session: Session, after: int, upto: int, named: bool) -> int:
-        session.run(self.sql.begin_write)
-        try:
+        with self._writing(session):
             count = session.run(self.sql.forget_transactions, (after, upto, named))
             session.run(self.sql.mark_packed, (after, upto))
+        return count
+
+    @contextmanager
+    def _writing(self, session: Session) -> Iterator[None]:
+        """In one transaction: alone each row would be one."""
+        session.run(self.sql.begin_write)
+        try:
+            yield
             session.run(self.sql.commit)
         finally:
             session.rollback()
-        return count
 
     # Administration -----------------------------------------------------------------------------------------------
 

@@ -190,11 +190,15 @@ FROM {oids} o CROSS JOIN LATERAL
      (SELECT * FROM {object_state} WHERE zoid = o.zoid AND tid = g.tid LIMIT 1) s
 
 -- name: save_references [hp]
-INSERT INTO {relstore_refs} (zoid, tid, refs) SELECT * FROM unnest(?::bigint[], ?::bigint[], ?::bytea[])
+INSERT INTO {relstore_refs} (zoid, tid, refs)
+SELECT r.zoid, r.tid, substring(?::bytea, r.start + 1, r.size)
+FROM unnest(?::bigint[], ?::bigint[], ?::integer[], ?::integer[]) r (zoid, tid, start, size)
 ON CONFLICT (zoid, tid) DO NOTHING
 
 -- name: save_references [hf]
-INSERT INTO {relstore_refs} (zoid, tid, refs) SELECT * FROM unnest(?::bigint[], ?::bigint[], ?::bytea[])
+INSERT INTO {relstore_refs} (zoid, tid, refs)
+SELECT r.zoid, r.tid, substring(?::bytea, r.start + 1, r.size)
+FROM unnest(?::bigint[], ?::bigint[], ?::integer[], ?::integer[]) r (zoid, tid, start, size)
 ON CONFLICT (zoid) DO UPDATE SET tid = excluded.tid, refs = excluded.refs
 
 -- name: add_garbage

@@ -122,13 +122,13 @@ CREATE TABLE {relstore_meta} (name {text} NOT NULL PRIMARY KEY, value {text} NOT
 -- name: relstore_epoch
 CREATE {unlogged} TABLE {relstore_epoch} (one {id} NOT NULL PRIMARY KEY CHECK (one = 1), value {text} NOT NULL);
 
--- References of rows that another program has written, or an older relstore: found out later. Where rows are replaced
--- they count only for the tid.
+-- References of rows that another program has written, or an older relstore: found out later, and again if they are lost.
+-- Where rows are replaced they count only for the tid.
 -- name: relstore_refs [hp]
-CREATE TABLE {relstore_refs} (zoid {id} NOT NULL, tid {id} NOT NULL, refs {bytes} NOT NULL, PRIMARY KEY (zoid, tid));
+CREATE {unlogged} TABLE {relstore_refs} (zoid {id} NOT NULL, tid {id} NOT NULL, refs {bytes} NOT NULL, PRIMARY KEY (zoid, tid));
 
 -- name: relstore_refs [hf]
-CREATE TABLE {relstore_refs} (zoid {id} NOT NULL PRIMARY KEY, tid {id} NOT NULL, refs {bytes} NOT NULL);
+CREATE {unlogged} TABLE {relstore_refs} (zoid {id} NOT NULL PRIMARY KEY, tid {id} NOT NULL, refs {bytes} NOT NULL);
 
 -- Each pack: up to which transaction, from which state of the database, with garbage collection or without, and how far
 -- it came. objects: how many go; number: of its sweep, when that has ended.
