@@ -71,6 +71,14 @@ class DurablePostgreSQL(PostgreSQLServer):
     def _environment(self) -> dict[str, str]:
         return super()._environment() | self.preloaded
 
+    def copy_database(self, name: str, copy: str) -> str:
+        """Copy a database that nobody has open, statistics and all; return the DSN of the copy."""
+        with closing(self._connect()) as connection:
+            cursor = connection.cursor()
+            cursor.execute(f'CREATE DATABASE {copy} TEMPLATE {name}')
+            cursor.execute('CHECKPOINT')
+        return self.dsn(copy)
+
     def version(self) -> str:
         with closing(self._connect()) as connection:
             return connection.get_parameter_status('server_version')

@@ -325,6 +325,16 @@ class Lab:
                 server.stop()
             shutil.rmtree(directory)
 
+    @contextmanager
+    def copy(self, site: Site) -> Iterator[Site]:
+        """Make a copy of a database on PostgreSQL that nobody has open; remove it afterwards."""
+        server, database = self.server(KINDS[site.kind].server), f'bench_{next(self._numbers)}'
+        where = server.copy_database(site.where.rpartition('dbname=')[2], database)
+        try:
+            yield site.at(where)
+        finally:
+            server.drop_database(database)
+
 
 def available(results, part: str, names: list[str]) -> list[str]:
     """Return the kinds that can run here; record the reasons of the others."""
