@@ -91,13 +91,16 @@ class NothingAhead:
     def beside(self, oid: int, at: int, hit: bytes | None) -> list[int]:
         return []
 
+    def wake(self) -> None:
+        """Nothing rests."""
+
 
 class WithoutReadAhead(relstore.RelStore):
     """relstore without read-ahead, for which it has no option: what it gains and costs is to be seen."""
 
     def __init__(self, *arguments, **more):
         super().__init__(*arguments, **more)
-        if {name for name in dir(self._ahead) if not name.startswith('_')} != {'saw', 'beside'}:
+        if {name for name in dir(self._ahead) if not name.startswith('_')} != {'saw', 'beside', 'wake'}:
             raise Unavailable('relstore has another kind of read-ahead than this benchmark can turn off')
         self._ahead = NothingAhead()
 

@@ -117,10 +117,12 @@ class Cache:
 
     def holds(self, oid: int, at: int) -> bool:
         """Whether find() would find it. This is no use of it, and not counted."""
-        for revision in (self._entries.get(oid), self._older.get(oid)):
-            if revision is not None and revision.tid <= at <= revision.valid_to:
-                return True
-        return False
+        revision = self._entries.get(oid)
+        if revision is None:
+            return False        # there is no older one either
+        if not revision.tid <= at <= revision.valid_to:
+            revision = self._older.get(oid)
+        return revision is not None and revision.tid <= at <= revision.valid_to
 
     def was_used(self, oid: int) -> bool:
         """Whether it was hit lately. False for what is not cached."""

@@ -13,6 +13,8 @@ across      what the referrer's siblings refer to at the same place: the tree of
 Guessing wrong is worse than not guessing. Either way has a window, how many objects to fetch: it grows while most of
 them are used, and is halved when most are not, down to none; then only objects that are missed in the order in which
 they would have been fetched open it again. What served one referrer is what others of its class start with.
+
+Nor may it cost much to have no guess: where a transaction goes on and on missing such objects, most are not looked at.
 """
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +36,8 @@ CLASSES = 2000          # that are told apart
 LARGEST_HIT = 65536     # bytes of a cached state that is searched for references
 PATIENCE = 8            # where guesses were wrong, one miss in so many is looked at, and one such state
 LARGEST_OID = 2 ** 63 - 1
+TIRED = 64              # misses in a row without a guess, after which only some are looked at:
+LOOKED_AT, ROW = 32, 128        # the first of so many
 
 _pack = Struct('>Q').pack
 
@@ -80,7 +84,7 @@ class _Class:
 
     def __init__(self, kind: Kind):
         self.kind = kind
-        self.across = _Window(kind, 'across')
+        self.across: _Window | None = None      # made when it is needed
         self.last: _Referrer | None = None      # through which an object was missed last
         self.last_oid = 0                       # and which
         self.passed = 0                         # misses where no window was open
@@ -107,18 +111,27 @@ class ReadAhead:
     def __init__(self, cache: Cache, counts: Counts, untransform: Callable[[bytes], bytes]):
         self._cache, self._counts, self._untransform = cache, counts, untransform
         self._classes: dict[bytes, _Class] = {}
-        self._last_class: tuple[bytes, _Class | None] = b'', None     # how its records begin, and the class
+        self._last_class: _Class | None = None
+        self._last_start = b''      # how its records begin
         self._unjudged: deque[tuple[_Window, list[int]]] = deque()
         self._left_alone = 0
+        self._in_vain = 0           # misses in a row for which there was no guess
+        self._resting = False       # is the last of them one that was not looked at?
         # Referrers by their own oid, and by what they refer to: those used last, and those used before them.
         self._states: dict[int, _Referrer] = {}
         self._parents: dict[int, _Referrer] = {}
         self._older_states, self._older_parents = self._states, self._parents
 
+    def wake(self) -> None:
+        """Begin to look again: another transaction may read in order what the last one did not."""
+        self._in_vain, self._resting = 0, False
+
     # What is known --------------------------------------------------------------------------------------------------
 
     def saw(self, oid: int | None, state: bytes, refs: bytes | None) -> None:
         """Remember what a state that was loaded refers to, for it may be missed next. refs: None if not known."""
+        if self._resting:
+            return
         if refs is None:
             refs = references(self._untransform(state))
         if not refs:
@@ -133,9 +146,8 @@ class ReadAhead:
 
     def _class(self, state: bytes) -> _Class:
         # A record begins with two lines, the module and the name; one that a storage wrapper has changed does not.
-        start, cls = self._last_class
-        if cls is not None and state.startswith(start):
-            return cls
+        if self._last_class is not None and state.startswith(self._last_start):
+            return self._last_class
         end = state.find(b'\n', state.find(b'\n', 0, 200) + 1, 300)
         name = state[2:end] if end > 0 and state[0] == 0x80 else b''
         cls = self._classes.get(name)
@@ -143,9 +155,9 @@ class ReadAhead:
             kinds = self._counts.kinds
             if len(kinds) >= CLASSES and name not in kinds:
                 name = b''
-            cls = self._classes[name] = _Class(kinds.setdefault(name, Kind(name)))
+            cls = self._classes[name] = _Class(kinds.get(name) or kinds.setdefault(name, Kind(name)))
         if name:
-            self._last_class = state[:end + 1], cls
+            self._last_class, self._last_start = cls, state[:end + 1]
         return cls
 
     def _remember(self, referrer: _Referrer) -> None:
@@ -205,6 +217,11 @@ class ReadAhead:
 
         hit: the state that the view has found in the cache last, if that was since the last miss.
         """
+        self._in_vain = in_vain = self._in_vain + 1
+        if in_vain > TIRED:
+            self._resting = in_vain % ROW >= LOOKED_AT
+            if self._resting:
+                return []
         referrer = self._parents.get(oid) or self._older_parents.get(oid)
         if referrer is None:
             referrer = None if hit is None else self._in_hit(oid, hit)
@@ -212,12 +229,14 @@ class ReadAhead:
                 return []
         cls, along = referrer.cls, referrer.along
         across = cls.across
+        if across is None:
+            across = cls.across = _Window(cls.kind, 'across')
         last, last_oid, cls.last, cls.last_oid = cls.last, cls.last_oid, referrer, oid
         if not (cls.kind.along or across.size or across.fetched or along and (along.size or along.fetched)):
             # Nothing has been worth it: let the miss pass quickly, but for a few that show if they are in order again;
             # the fewer, the longer it takes to find the place.
             cls.passed += 1
-            if cls.passed % (PATIENCE + len(referrer.refs) // 256):
+            if cls.passed % (PATIENCE + len(referrer.refs) // 1024):
                 return []
         if along is None:
             along = referrer.along = _Window(cls.kind, 'along')
@@ -236,6 +255,8 @@ class ReadAhead:
         if across.size:
             across.fetched = self._take(across, oid, at, self._across(referrer, place), found)
         found.pop(oid, None)
+        if found:
+            self._in_vain = 0
         self._counts.fetched += len(found)
         return list(found)
 

@@ -132,6 +132,7 @@ class RelStore(UndoLogCompatible):
         """
         self._share()
         self._end_snapshot()
+        self._ahead.wake()
         last, generation = self._last
         self._at = self._no_view = None
         try:
@@ -301,6 +302,7 @@ class RelStore(UndoLogCompatible):
         at = self._at
         if at is None or self._generation != self._cache.generation:
             return
+        self._ahead.wake()      # what these refer to is likely to be wanted
         largest = self._cache.object_max
         wanted = [oid for oid in map(u64, oids) if not self._cache.holds(oid, at)]
         for start in range(0, len(wanted), PREFETCH):

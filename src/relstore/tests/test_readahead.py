@@ -21,8 +21,11 @@ from relstore.readahead import (
     LARGEST,
     LARGEST_HIT,
     LARGEST_STATE,
+    LOOKED_AT,
     PATIENCE,
     REMEMBERED,
+    ROW,
+    TIRED,
     Counts,
     Kind,
     ReadAhead,
@@ -195,7 +198,7 @@ class Guesses(unittest.TestCase):
         kind = self.counts.kinds[b'cBTrees.OOBTree\nOOBucket']
         self.assertEqual((kind.along, kind.across), (0, 0))
         known = {*self.ahead._states, *self.ahead._older_states}
-        self.assertIn(len(known.intersection(buckets[440:500])), range(1, 15))
+        self.assertIn(len(known.intersection(buckets[300:500])), range(1, 30))
         missed = 0
         for bucket in buckets[500:]:
             self.saw(bucket, *range(bucket + 1, bucket + 51))
@@ -265,8 +268,48 @@ class Guesses(unittest.TestCase):
             last = self.miss(folders[7] + 2)
         self.assertEqual(last, [])
         self.assertLess(self.counts.fetched, 30)
+        self.ahead.wake()
         self.folders(20, 300_000)
         self.assertLess(self.read(range(300_002, 300_202, 10)), 8)      # in order, it is right again
+
+    # at rest
+
+    def test_after_many_misses_without_a_guess_few_are_looked_at(self):
+        for oid in range(TIRED):
+            self.miss(oid)
+        folders = range(1_000_000, 1_040_000, 100)
+        for folder in folders:
+            self.saw(folder, folder + 1, folder + 2, of=MinPO)
+            self.assertEqual(self.miss(folder + 50), [])
+        looked_at = len(set(folders).intersection(self.ahead._states)) / len(folders)
+        self.assertAlmostEqual(looked_at, LOOKED_AT / ROW, delta=0.05)
+
+    def test_a_guess_ends_the_rest(self):
+        for oid in range(10 * ROW):
+            self.miss(oid)
+        missed = self.read_buckets(1_000_000)
+        self.assertGreater(missed, 1)
+        self.assertLess(missed, 2 * ROW)
+        self.assertLess(self.read_buckets(2_000_000), 110)      # the first of each bucket, which nothing leads to
+
+    def read_buckets(self, start):
+        """Read 100 buckets of 20 objects, each bucket before its objects; return how many were missed."""
+        missed = 0
+        for bucket in range(start, start + 10_000, 100):
+            self.saw(bucket, *range(bucket + 1, bucket + 21))
+            missed += self.read(range(bucket + 1, bucket + 21))
+        return missed
+
+    def test_another_transaction_ends_the_rest(self):
+        for oid in range(10 * ROW):
+            self.miss(oid)
+            if self.ahead._resting:
+                break
+        self.saw(1, *range(1_000_000, 1_000_020))
+        self.assertEqual(self.miss(1_000_000), [])
+        self.ahead.wake()
+        self.saw(1, *range(1_000_000, 1_000_020))
+        self.assertEqual(len(self.miss(1_000_001)), 3)
 
     # what is remembered
 
@@ -373,6 +416,7 @@ class Suite(unittest.TestCase):
         """And what the objects refer to is known then."""
         with self.manager, self.cold():
             folders = list(self.connection.root()['folders'].values())
+            self.connection._storage._ahead._resting = True
             before = self.loads()
             self.connection.prefetch(folders)
             self.assertEqual(self.loads(), before + 1)
@@ -382,6 +426,15 @@ class Suite(unittest.TestCase):
             folders[0].value['tree']._p_activate()
             folders[1].value['tree']._p_activate()      # came with the other
             self.assertEqual(self.loads(), before + 2)
+
+    def test_each_transaction_is_looked_at_anew(self):
+        with self.manager:
+            self.connection.root()['tree']
+            ahead = self.connection._storage._ahead
+            ahead._in_vain, ahead._resting = 10 * TIRED, True
+        with self.manager:
+            self.connection.root()['tree']
+            self.assertEqual((ahead._in_vain, ahead._resting), (0, False))
 
     def test_what_is_fetched_is_what_the_view_sees(self):
         with self.manager:
