@@ -206,17 +206,12 @@ class RelStore(UndoLogCompatible):
 
     def _load_at(self, oid: int, at: int) -> tuple | None:
         """Load (state, tid, references) past the cache. ReadConflictError if it is there no longer, or never can be."""
-        row = None
         hit, self._hit = self._hit, None
         ahead = self._ahead.beside(oid, at, hit)
-        largest = min(LARGEST_STATE, self._cache.object_max)
-        for found, state, tid, refs in self._fetch([oid, *ahead], 1, at, largest):
-            if found == oid:
-                row = state, tid, refs
-            elif state is not None:
-                self._cache.put(found, tid, state, at, self._generation)
-                if refs:
-                    self._ahead.saw(found, state, refs)
+        if ahead or self._database.tier is not None:
+            row = self._load_with(ahead, oid, at)
+        else:
+            row = self._view(oid, lambda session: self._adapter.load_at(session, oid, at))
         if row is None:
             # The view's own snapshot sees nothing newer than the view: what it does not see is not there.
             if ((self._snapshot is None or self._snapshot_late)
@@ -226,6 +221,19 @@ class RelStore(UndoLogCompatible):
             self._cache.put(oid, row[1], row[0], at, self._generation)
             if row[2] != b'':
                 self._ahead.saw(oid, row[0], row[2])
+        return row
+
+    def _load_with(self, others: list[int], oid: int, at: int) -> tuple | None:
+        """Load one object, and put others into the cache that are likely to be wanted next."""
+        row = None
+        largest = min(LARGEST_STATE, self._cache.object_max)
+        for found, state, tid, refs in self._fetch([oid, *others], 1, at, largest):
+            if found == oid:
+                row = state, tid, refs
+            elif state is not None:
+                self._cache.put(found, tid, state, at, self._generation)
+                if refs:
+                    self._ahead.saw(found, state, refs)
         return row
 
     def _fetch(

@@ -121,19 +121,26 @@ class LateAnswers(Suite):
 
     def test_states(self):
         """They are of a database that is no more."""
-        fetch = self.view._fetch
+        ask, asked = self.view._view, []
 
-        def late(oids, *arguments):
-            rows = fetch([u64(self.first), u64(self.second)], *arguments)
+        def late(*arguments):
+            result = ask(*arguments)
             self.database.cache.restart(self.database.cache.head)
-            return rows
+            asked.append(result)
+            return result
 
-        for read in (self.view.load, lambda oid: self.view.prefetch([oid])):
-            with patch.object(self.view, '_fetch', late):
+        def load_two(oid):
+            with patch.object(self.view._ahead, 'beside', lambda *_: [u64(self.second)]):
+                self.view.load(oid)
+
+        reads = self.view.load, load_two, lambda oid: self.view.prefetch([oid])
+        for read in reads:
+            with patch.object(self.view, '_view', late):
                 read(self.first)
             self.assertEqual(self.storage.cache_stats()['objects'], 0)
             self.view.afterCompletion()
             self.view.poll_invalidations()
+        self.assertEqual(len(asked), len(reads))
 
 
 class CopyOfPacked(Suite):
