@@ -69,6 +69,8 @@ class Socket(socket.socket):
 
 class Pymemcache:
     """Connections made by pymemcache."""
+    # Does the process survive an answer that is not memcached's?
+    survives_garbage = True
 
     def __init__(self):
         import pymemcache
@@ -87,6 +89,10 @@ class Pymemcache:
 
 class Pylibmc:
     """Connections made by pylibmc, made to behave like those of pymemcache."""
+    # libmemcached 1.0.16: "double free or corruption" by a VALUE whose key has 300 characters, and by a hundred VALUEs
+    # for a few keys. 1.1 copies the key without looking at its length too, and no setting has to do with it:
+    # verify_keys is for keys that are sent. The binary protocol breaks by nearly every series of random answers.
+    survives_garbage = False
 
     def __init__(self):
         import pylibmc
@@ -124,18 +130,16 @@ class Pylibmc:
         return self._client([address])
 
 
-# The one to be preferred first: pylibmc reads faster, but a broken answer can break its C library, and with that the
-# process. Seen with libmemcached 1.0.16: "double free or corruption" by a VALUE whose key has 300 characters, and by a
-# hundred VALUEs for a few keys. Its binary protocol breaks more often: by nearly every series of random answers.
+# The one to be preferred first: pylibmc reads faster, but does not survive everything.
 MODULES = {'pymemcache': Pymemcache, 'pylibmc': Pylibmc}
-# RelStorage's names for cache-module-name.
+# RelStorage's names for cache-module-name. Who chose pylibmc there did not choose what it risks.
 FORMER_MODULES = {
-    'relstorage.pylibmc_wrapper': 'pylibmc', 'relstorage.memcache_wrapper': 'pymemcache', 'memcache': 'pymemcache',
+    'relstorage.pylibmc_wrapper': None, 'relstorage.memcache_wrapper': 'pymemcache', 'memcache': 'pymemcache',
     'auto': None}
 
 
 def _library(module: str | None) -> Pylibmc | Pymemcache:
-    """Return the client library of that name; with None the first that can be imported."""
+    """Return the client library of that name; with None the first of MODULES that can be imported."""
     name = FORMER_MODULES.get(module, module)
     if name is not None and name not in MODULES:
         raise ConfigurationError(f'cache-module-name is {module!r}: allowed is {" or ".join(MODULES)}.')
@@ -332,7 +336,7 @@ class Memcached:
     A key always belongs to the same server, so what that one has lost is not looked for on others.  `first` is the
     one for keys that change; processes that share it have to name it first.
 
-    module: 'pylibmc', 'pymemcache', one of RelStorage's names for them, or None for the first that is installed.
+    module: 'pylibmc', 'pymemcache', one of RelStorage's names for them, or None for pymemcache where it is installed.
     ConfigurationError says what to install, or which server cannot be one.
     """
 
@@ -340,6 +344,10 @@ class Memcached:
         library = _library(module)
         if not servers:
             raise ConfigurationError('cache-servers names no server: a server is host:port or unix:/path.')
+        if not library.survives_garbage:
+            log.warning("cache-servers is reached through pylibmc: an answer that is not memcached's, of a broken "
+                        'server or of another service at that address, may crash its C library, and this process with '
+                        'it. pymemcache survives that: install relstore[memcached] and leave cache-module-name out.')
         self._servers = [Server(name, library) for name in servers]
         self.first = self._servers[0]
 

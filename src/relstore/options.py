@@ -108,8 +108,9 @@ class Options:
                     'blanks or commas between. All processes have to name the same servers in the same order.')
     cache_module_name: str | None = _option(
         None, TEXT, 'The Python module that speaks to memcached, pymemcache or pylibmc. Where it is not given, '
-                    'it is the first of these that is installed. Names that RelStorage has for them are '
-                    'understood.')
+                    'it is the first of these that is installed; likewise where it has the name that '
+                    "RelStorage has for pylibmc, because an answer that is not memcached's can crash that, and the "
+                    'process with it.')
     cache_prefix: str = _option(
         '', PREFIX, 'What the keys in memcached begin with. A copy of a database that shares the memcached '
                     'needs another one than the original.')

@@ -526,8 +526,8 @@ class FailureSuite:
         self.assertEqual(client.get_many(['b']), {'b': b'2'})
 
     def test_garbage(self):
-        if self.module == 'pylibmc':
-            self.skipTest('Its C library, libmemcached 1.0.16, is broken by some garbage; see memcache.MODULES.')
+        if not memcache.MODULES[self.module].survives_garbage:
+            self.skipTest('Its C library, libmemcached, is broken by some garbage; see memcache.Pylibmc.')
         self.quick()
         proxy = self.proxy(self.server)
         self.patch('TIMEOUT', 0.05)
@@ -822,11 +822,22 @@ class TestConfiguration(unittest.TestCase):
     def test_modules(self):
         for name, expected in [('pymemcache', 'Pymemcache'), ('memcache', 'Pymemcache'),
                                ('relstorage.memcache_wrapper', 'Pymemcache'), ('pylibmc', 'Pylibmc'),
-                               ('relstorage.pylibmc_wrapper', 'Pylibmc'), (None, 'Pymemcache'), ('auto', 'Pymemcache')]:
+                               ('relstorage.pylibmc_wrapper', 'Pymemcache'), (None, 'Pymemcache'),
+                               ('auto', 'Pymemcache')]:
             with self.subTest(name), mock.patch.dict(sys.modules, {'pylibmc': mock.MagicMock()}):
                 self.assertEqual(type(memcache._library(name)).__name__, expected)
         with mock.patch.dict(sys.modules, {'pylibmc': mock.MagicMock(), 'pymemcache': None}):
-            self.assertIsInstance(memcache._library(None), memcache.Pylibmc)
+            for name in (None, 'auto', 'relstorage.pylibmc_wrapper'):
+                self.assertIsInstance(memcache._library(name), memcache.Pylibmc)
+
+    def test_a_warning_where_garbage_is_not_survived(self):
+        with mock.patch.dict(sys.modules, {'pylibmc': mock.MagicMock()}):
+            with self.assertLogs('relstore', 'WARNING') as logs:
+                Memcached(['localhost:11211', 'localhost:11212'], 'pylibmc')
+            [record] = logs.records
+            self.assertIn('may crash its C library', record.getMessage())
+            with self.assertNoLogs('relstore', 'WARNING'):
+                Memcached(['localhost:11211'], 'auto')
 
     def test_modules_that_are_missing(self):
         with mock.patch.dict(sys.modules, {'pylibmc': None, 'pymemcache': None}):
