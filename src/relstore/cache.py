@@ -244,7 +244,10 @@ class Cache:
     def advance(
         self, old: int, new: int, changes: Iterable[tuple[int, int]], generation: int | None = None
     ) -> None:
-        """Enter a poll's complete answer: (oid, newest tid) of every object that changed in (old, new]."""
+        """Enter a poll's complete answer: (oid, newest tid) of every object that changed in (old, new].
+
+        Earlier tids of the same object make no difference.
+        """
         with self._lock:
             if self._outdated(generation) or new <= self.head:
                 return

@@ -227,6 +227,7 @@ class Adapter:
     def poll(self, session: Session, since: int, limit: int) -> tuple[str, int, list[tuple[int, int]]]:
         """Return (epoch, newest tid, [(oid, tid)] changed after `since`): more than `limit` if they were too many.
 
+        With history an object may be listed for each of its changes; the newest counts.
         Where reads_in_snapshot, the session then holds a snapshot of just that state.
         """
         epoch, last, changes = self._poll(session, since, limit + 1)

@@ -297,6 +297,23 @@ class OnSQLite(Suite):
         self.assertGreater(u64(self.opened().new_oid()), self.largest)
         self.assertFalse((self.directory / 'oids.sqlite3').exists())
 
+    def test_its_indexes_are_kept(self):
+        """Also the one that a new database does without."""
+        before = self.indexes(self.path)
+        self.opened().close()
+        after = self.indexes(self.path)
+        self.assertLessEqual(before, after)
+        new = self.adapter('new')
+        self.open_storage('new').close()
+        self.assertEqual(after - self.indexes(new.path) - {'object_state_prev_tid'},
+                         {'current_object_tid'} if self.keep_history else set())
+
+    def indexes(self, path):
+        with closing(sqlite3.connect(path)) as connection:
+            return {name for name, in connection.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'index' "
+                "AND tbl_name IN ('object_state', 'current_object')")}
+
     def test_relstorage_counted_on_between(self):
         storage = self.opened()
         storage.new_oid()

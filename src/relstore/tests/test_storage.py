@@ -1023,6 +1023,19 @@ class Bounds(Suite):
             self.assertIsNone(view.poll_invalidations())
             self.assertEqual(view.load(p64(1)), (minimal(1), tid))
 
+    def test_an_object_that_changed_several_times(self):
+        storage, other = self.opened(), self.opened()
+        with closing_view(storage) as view, closing_view(other) as writer:
+            tid = self.store(p64(1), minimal(0), storage=writer)
+            self.store(p64(2), minimal(0), storage=writer)
+            view.poll_invalidations()
+            for n in range(3):
+                tid = self.store(p64(1), minimal(n), tid, storage=writer)
+            self.assertEqual(view.poll_invalidations(), [p64(1)])
+            self.assertEqual(view.load(p64(1)), (minimal(2), tid))
+            self.assertEqual(view.poll_invalidations(), [])
+            self.assertEqual(storage._cache.stats()['log'], 2)
+
 
 cases(globals(), SameAsFileStorage, Undo, Historical, backends=HISTORY_PRESERVING)
 cases(globals(), Wrapped, Bounds)
