@@ -14,7 +14,7 @@ Guessing wrong is worse than not guessing. Either way has a window, how many obj
 them are used, and is halved when most are not, down to none; then only objects that are missed in the order in which
 they would have been fetched open it again. What served one referrer is what others of its class start with.
 
-Nor may it cost much to have no guess: where a transaction goes on and on missing such objects, most are not looked at.
+Nor may it cost much to have no guess: who goes on and on missing such objects has most of them not looked at.
 """
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -123,7 +123,7 @@ class ReadAhead:
         self._older_states, self._older_parents = self._states, self._parents
 
     def wake(self) -> None:
-        """Begin to look again: another transaction may read in order what the last one did not."""
+        """Begin to look again: what follows may be read in order."""
         self._in_vain, self._resting = 0, False
 
     # What is known --------------------------------------------------------------------------------------------------

@@ -132,7 +132,8 @@ class RelStore(UndoLogCompatible):
         """
         self._share()
         self._end_snapshot()
-        self._ahead.wake()
+        if not self._adapter.loads_are_cheap:
+            self._ahead.wake()
         last, generation = self._last
         self._at = self._no_view = None
         try:

@@ -85,6 +85,8 @@ class Adapter:
     message_size = 4 * 1024 * 1024
     # How long may the state of one object be?
     largest_state = 0
+    # Does a load cost so little that to look for what could be fetched with it hardly pays?
+    loads_are_cheap = False
     # How many objects may one transaction lock, before it had better keep all others out?
     most_locks = MAX_TID
 

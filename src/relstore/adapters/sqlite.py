@@ -42,6 +42,7 @@ class SQLite(Adapter):
     """
     name = 'sqlite'
     largest_state = 900_000_000     # SQLite's limit is 10^9 bytes a row
+    loads_are_cheap = True
 
     def __init__(self, data_dir: str, pragmas: Mapping[str, str] | None = None):
         if not data_dir:
