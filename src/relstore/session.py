@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import IO, Any, TypeVar
 
 from relstore.adapters.drivers import Driver
@@ -47,13 +46,14 @@ class Session:
         self.pooled = False
         # Of the pool it belongs to; see SessionPool.retire.
         self.era = 0
-        # Were the adapter's statements prepared in it?
+        # Were the adapter's statements prepared in it? Then others may have to be sent instead of some.
         self.prepared = False
+        self._instead: dict[str, str] = {}
         # A random number, for an adapter that leaves a row in the database for each session.
         self.key = secrets.randbits(62)
         self._kept: list[IO] = []
         self._connection = self._do(driver.connect, module, *arguments)
-        self._cursor = partial(self._connection.cursor, **driver.cursor_options)
+        self._cursor = self._connection.cursor
         self._fetch = driver.fetch
 
     def run(self, sql: str, parameters: Sequence = ()) -> int:
@@ -62,11 +62,11 @@ class Session:
 
     def all(self, sql: str, parameters: Sequence = ()) -> list[Row]:
         """Return all rows. Whoever calls this has bounded them in the SQL."""
-        return self._do(_all, self._cursor, self._fetch, sql, parameters)
+        return self._do(_all, self._cursor, self._fetch, self._instead.get(sql, sql), parameters)
 
     def one(self, sql: str, parameters: Sequence = ()) -> Row | None:
         """Return the only row, or None if there is none."""
-        rows = self._do(_all, self._cursor, self._fetch, sql, parameters)
+        rows = self._do(_all, self._cursor, self._fetch, self._instead.get(sql, sql), parameters)
         if not rows:
             return None
         [row] = rows
@@ -96,8 +96,14 @@ class Session:
         return self._do(self._driver.in_transaction, self._connection)
 
     @property
-    def can_prepare(self) -> bool:
-        return self._driver.executes_prepared
+    def binds(self) -> bool:
+        """Do parameters travel beside the statement, bytes as they are?"""
+        return self._driver.binds
+
+    def prepare(self, scripts: Iterable[str]) -> None:
+        """Have the server keep the statements of these scripts, and their plans: they take less time from now on."""
+        self._instead = self._do(self._driver.prepare, self._connection, scripts)
+        self.prepared = True
 
     @property
     def backend_pid(self) -> int:

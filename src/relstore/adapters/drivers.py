@@ -6,13 +6,14 @@ psycopg calls a ProtocolViolation and psycopg2 an OperationalError. For MySQL an
 says more there. SQLite's errors are told by their text: Python 3.10 gives no code.
 """
 import importlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from operator import methodcaller
 from types import ModuleType
 from typing import Any
 
+from relstore.adapters.pipeline import Connection
 from relstore.errors import (
     ConfigurationError,
     DatabaseError,
@@ -39,12 +40,13 @@ class Driver:
     in_transaction: Callable[[Any], bool]   # (connection): known without asking the server
     # (connection, several statements, their parameters) -> the rows of each, or of the last alone if it keeps no others
     script: Callable[[Any, str, Sequence], list[list]]
-    cursor_options: Mapping[str, Any] = field(default_factory=dict)
     fetch: Callable[[Any], list] = methodcaller('fetchall')     # (cursor) -> all rows
     # The process id that was told at connect: the server's, or one that a pooler in between has made up.
     backend_pid: Callable[[Any], int] | None = None
-    # Does EXECUTE take parameters? Not where the server is to bind them, as it does for psycopg 3.
-    executes_prepared: bool = False
+    # Do parameters travel beside the statement, bytes as they are? Else they are part of its text.
+    binds: bool = False
+    # (connection, scripts): have the server keep their statements -> what to send instead of each, if not the same
+    prepare: Callable[[Any, Iterable[str]], dict[str, str]] | None = None
     # (bytes) -> how long they are in the text of a statement, where that counts
     literal_size: Callable[[bytes], int] = len
 
@@ -143,9 +145,11 @@ def _connect_psycopg2(psycopg2: ModuleType, dsn: str):
     return connection
 
 
-def _connect_psycopg(psycopg: ModuleType, dsn: str):
-    # Nothing is prepared behind our back: it would be state of the session, which pgbouncer may swap.
-    return psycopg.connect(dsn, autocommit=True, prepare_threshold=None, **_libpq_defaults(dsn))
+def _connect_psycopg(psycopg: ModuleType, dsn: str) -> Connection:
+    if psycopg.pq.version() < 140000:
+        raise ConfigurationError(f'psycopg has found version {psycopg.pq.version() // 10000} of libpq, which knows no '
+                                 'pipelines: install libpq 14 or newer, or relstore[psycopg], which brings its own.')
+    return Connection(psycopg, dsn, **_libpq_defaults(dsn))
 
 
 def _connect_sqlite(sqlite3: ModuleType, path: str, timeout: float):
@@ -248,13 +252,20 @@ def _fetch_psycopg2(cursor) -> list:
             for row in cursor.fetchall()]
 
 
-def _script_psycopg(connection, sql: str, parameters: Sequence) -> list:
-    # Only a client-side cursor sends several statements with parameters in one message.
-    cursor = importlib.import_module('psycopg').ClientCursor(connection)
-    cursor.execute(sql, parameters)
-    while cursor.nextset():
-        continue
-    return [cursor.fetchall() if cursor.description else []]
+def _prepare_psycopg2(connection, scripts: Iterable[str]) -> dict[str, str]:
+    prepare, execute = [], {}
+    for number, sql in enumerate(scripts):
+        first, *rest = sql.split('%s')
+        text = first + ''.join(f'${n}{piece}' for n, piece in enumerate(rest, 1))
+        prepare.append(f'PREPARE relstore_{number} AS {text}')
+        execute[sql] = f'EXECUTE relstore_{number} ({", ".join(["%s"] * len(rest))})'
+    connection.cursor().execute(';\n'.join(prepare), ())
+    return execute
+
+
+def _prepare_psycopg(connection: Connection, scripts: Iterable[str]) -> dict[str, str]:
+    connection.prepare(scripts)
+    return {}
 
 
 def _script_sqlite(connection, sql: str, parameters: Sequence) -> list:
@@ -270,12 +281,12 @@ DRIVERS = {driver.name: driver for driver in (
            connect=_connect_psycopg2, classify=_classify_postgresql, message=_message_postgresql,
            in_transaction=lambda connection: connection.info.transaction_status != 0,
            script=_script_psycopg2, fetch=_fetch_psycopg2,
-           backend_pid=_libpq_pid, executes_prepared=True),
+           backend_pid=_libpq_pid, prepare=_prepare_psycopg2),
     Driver('psycopg', 'psycopg', 'relstore[psycopg]', '%s',
            connect=_connect_psycopg, classify=_classify_postgresql, message=_message_postgresql,
-           in_transaction=lambda connection: connection.info.transaction_status != 0,
-           script=_script_psycopg, backend_pid=_libpq_pid,
-           cursor_options={'binary': True}),        # states in text would be twice as long
+           in_transaction=lambda connection: connection.in_transaction,
+           script=lambda connection, sql, parameters: connection.script(sql, parameters),
+           backend_pid=_libpq_pid, binds=True, prepare=_prepare_psycopg),
     Driver('mysqlclient', 'MySQLdb', 'relstore[mysql]', '%s',
            connect=_connect_mysqlclient, classify=_classify_mysql, message=_message_mysql,
            in_transaction=lambda connection: connection.in_transaction,

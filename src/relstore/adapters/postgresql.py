@@ -5,6 +5,7 @@ Objects are locked by advisory locks keyed by oid. Every statement names its sch
 session's search path.
 """
 import secrets
+import struct
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,6 +32,11 @@ ORPHAN_DEADLINE = 60.0          # seconds after which nobody knows
 ORPHAN_PATIENCE = 5.0           # seconds a backend whose client is gone may still wait before it is ended
 WRITERS = ('relstore', 'any')   # who may write to a database: relstore alone, or RelStorage too
 PREPARED_STATEMENTS = ('auto', 'true', 'false')
+
+# Of binary arrays: the type's oid, and an element after its length; a text is an md5. NULL is a length alone.
+ELEMENTS = {'bigint': (20, struct.Struct('>iq')), 'integer': (23, struct.Struct('>ii')),
+            'text': (25, struct.Struct('>i32s'))}
+NULL = struct.pack('>i', -1)
 
 
 class PostgreSQL(Adapter):
@@ -110,14 +116,18 @@ class PostgreSQL(Adapter):
             [[backend]] = session.all(self.sql.backend)
             direct = session.backend_pid == backend
             wanted = direct if self._prepared_statements == 'auto' else self._prepared_statements == 'true'
-            if wanted and session.can_prepare:
-                session.script(self.sql.prepare)
-                session.prepared = True
+            if wanted:
+                session.prepare(self._often(session))
             session.pooled = not (direct or session.prepared)
         except BaseException:
             session.close()
             raise
         return session
+
+    def _often(self, session: Session) -> list[str]:
+        """Return what is worth preparing. To plan a commit costs less than to take it from the text of a statement."""
+        return [self.sql.load_at, self.sql.load_many,
+                *([self.sql.poll, self.sql.vote, self.sql.finish] if session.binds else [])]
 
     def prepare_schema(self, create: bool) -> None:
         session = self._first_session()
@@ -193,22 +203,17 @@ class PostgreSQL(Adapter):
         return epoch, last, list(zip(oids, tids, strict=True)) if oids else []
 
     def load_at(self, session: Session, oid: int, at: int) -> tuple[bytes | None, int, bytes | None] | None:
-        """Prepared where that is safe: a quarter less time again than through the function."""
         if session.pooled:
             [[session.epoch, *row]] = session.all(self.sql.load_at_pooled, (oid, at))
             return tuple(row) if row[1] is not None else None
-        return session.one(self.sql.execute_load_at if session.prepared else self.sql.load_at, (oid, at))
+        return session.one(self.sql.load_at if session.prepared else self.sql.load_at_by_function, (oid, at))
 
     def load_many(
         self, session: Session, oids: Sequence[int], at: int, largest: int
     ) -> list[tuple[int, bytes | None, int, bytes | None]]:
-        """Prepared where that is safe: a few objects take half the time.
-
-        Through a pooler with the epoch: its server may have crashed since the session began.
-        """
+        """Through a pooler with the epoch: its server may have crashed since the session began."""
         if not session.pooled:
-            sql = self.sql.execute_load_many if session.prepared else self.sql.load_many
-            return session.all(sql, (self.oid_list(oids), at, largest, oids[0]))
+            return session.all(self.sql.load_many, (self.oid_list(oids), at, largest, oids[0]))
         rows = session.all(self.sql.load_many_pooled, (self.oid_list(oids), at, largest, oids[0]))
         session.epoch = rows[0][0]
         return [row[1:] for row in rows if row[1] is not None]
@@ -226,22 +231,23 @@ class PostgreSQL(Adapter):
     def send_ahead(self, session: Session, batches: Iterable) -> bool:
         session.run(self.sql.begin_vote)
         for batch in batches:
-            session.all(self.sql.stage, _arrays(batch))
+            session.all(self.sql.stage, _arrays(batch, session.binds))
         return True
 
     def send_again(self, session: Session, batches: Iterable) -> None:
         for batch in batches:
             session.run(self.sql.unstage, (self.oid_list(row.oid for row, _ in batch),))
-            session.all(self.sql.stage, _arrays(batch))
+            session.all(self.sql.stage, _arrays(batch, session.binds))
 
     def vote(self, session: Session, ballot: Ballot) -> Verdict:
         """Alone only where RelStorage does not write: it knows nothing of the lock that keeps all others out."""
         alone = ballot.alone and self.writes_alone(session)
+        array = _binary_array if session.binds else _array
+        lists = ballot.locks, *_columns(ballot.bases), *_columns(ballot.reads)
         try:
             rows = session.script(self.sql.vote_staged if session.in_transaction else self.sql.vote, (
-                ballot.epoch, _milliseconds(ballot.timeout), ballot.restored_tid, alone, self.oid_list(ballot.locks),
-                self.oid_list(oid for oid, _ in ballot.bases), self.oid_list(tid for _, tid in ballot.bases),
-                self.oid_list(oid for oid, _ in ballot.reads), self.oid_list(tid for _, tid in ballot.reads)))
+                ballot.epoch, _milliseconds(ballot.timeout), ballot.restored_tid, alone,
+                *(array('bigint', values) for values in lists)))
         except OutOfLocks as e:
             raise self._out_of_locks(session, len(ballot.locks) + len(ballot.reads), alone) from e
         if alone and not self.writes_alone(session):
@@ -289,7 +295,7 @@ class PostgreSQL(Adapter):
         if second is None:
             return [first]
         for batch in chain((first, second), batches):
-            session.all(self.sql.stage, _arrays(batch))
+            session.all(self.sql.stage, _arrays(batch, session.binds))
         return []
 
     def finish(self, session: Session, ticket: list, tid: int | None, metadata: Metadata,
@@ -298,7 +304,7 @@ class PostgreSQL(Adapter):
         _, transaction, *_ = ticket
         [[answer, *_]] = session.script(self.sql.finish, (
             transaction, _milliseconds(FINISH_TIMEOUT), tid, metadata.packed, metadata.user, metadata.description,
-            metadata.extension, batch is None, *_arrays(batch or [])))
+            metadata.extension, batch is None, *_arrays(batch or [], session.binds)))
         tid, waited = answer.split()
         return int(tid), int(waited) / 1e6
 
@@ -379,7 +385,8 @@ class PostgreSQL(Adapter):
     def save_references(self, session: Session, rows: Sequence[tuple[int, int, bytes]]) -> None:
         oids, tids, refs = zip(*rows, strict=True)
         session.run(self.sql.save_references, (
-            b''.join(refs), self.oid_list(oids), self.oid_list(tids), _starts(refs), self.oid_list(map(len, refs))))
+            b''.join(refs), self.oid_list(oids), self.oid_list(tids), self.oid_list(_starts(refs)),
+            self.oid_list(map(len, refs))))
 
     def add_garbage(self, session: Session, rows: Sequence[tuple[int, int, int, int, int]]) -> None:
         session.run(self.sql.add_garbage, [self.oid_list(column) for column in zip(*rows, strict=True)])
@@ -453,21 +460,43 @@ def _milliseconds(seconds: float) -> str:
     return str(max(int(seconds * 1000), 1))     # 0 would mean: wait for ever
 
 
-def _arrays(batch: Sequence) -> tuple:
-    """Return a batch as the arrays that relstore_rows_1 takes: PostgreSQL's own notation is parsed fastest."""
+def _columns(pairs: Sequence[tuple[int, int]]) -> tuple[Sequence[int], Sequence[int]]:
+    return [first for first, _ in pairs], [second for _, second in pairs]
+
+
+def _arrays(batch: Sequence, binary: bool) -> tuple:
+    """Return a batch as the parameters of relstore_rows_1."""
     rows = [row for row, _ in batch]
     states = [state or b'' for _, state in batch]
     refs = [row.refs or b'' for row in rows]
-    return (_array(row.oid for row in rows), _starts(states), _array(row.size for row in rows),
-            _array(row.md5 for row in rows), _array(row.data_tid for row in rows), _starts(refs),
-            _array(None if row.refs is None else len(row.refs) for row in rows), b''.join(states), b''.join(refs))
+    array = _binary_array if binary else _array
+    refs_sizes = [None if row.refs is None else len(row.refs) for row in rows]
+    return (
+        array('bigint', [row.oid for row in rows]),
+        array('integer', _starts(states)), array('integer', [row.size for row in rows]),
+        array('text', [row.md5 for row in rows]), array('bigint', [row.data_tid for row in rows]),
+        array('integer', _starts(refs)), array('integer', refs_sizes),
+        b''.join(states), b''.join(refs))
 
 
-def _starts(values: Sequence[bytes]) -> str:
+def _starts(values: Sequence[bytes]) -> list[int]:
     """Return where each begins when they are joined."""
-    return _array(accumulate(map(len, values[:-1]), initial=0)) if values else '{}'
+    return list(accumulate(map(len, values[:-1]), initial=0)) if values else []
 
 
-def _array(values: Iterable) -> str:
+def _array(kind: str, values: Sequence) -> str:
     """Return numbers, md5s and None as an array; all at once, for a commit of many objects makes many."""
     return '{' + ','.join(map(str, values)).replace('None', 'NULL') + '}'
+
+
+def _binary_array(kind: str, values: Sequence) -> bytes:
+    """Return the same in the form that the server need not parse: a header, then the length of each, and itself."""
+    number, element = ELEMENTS[kind]
+    if not values:
+        return struct.pack('>iii', 0, 0, number)
+    # Dimensions; is there a NULL; the type; how many, and what the first is called.
+    header = struct.pack('>iiiii', 1, None in values, number, len(values), 1)
+    if kind == 'text':
+        values = [value and value.encode() for value in values]
+    size, pack = element.size - 4, element.pack
+    return header + b''.join([NULL if value is None else pack(size, value) for value in values])

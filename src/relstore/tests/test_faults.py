@@ -158,7 +158,10 @@ class Faults:
         def script(connection, sql, parameters):
             return self.send(connection.real, lambda: driver.script(connection.real, sql, parameters))
 
-        return replace(driver, connect=connect, script=script)
+        def prepare(connection, scripts):
+            return self.send(connection.real, lambda: driver.prepare(connection.real, scripts))
+
+        return replace(driver, connect=connect, script=script, prepare=driver.prepare and prepare)
 
     def send(self, connection, work):
         kind = self._next()

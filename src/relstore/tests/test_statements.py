@@ -35,8 +35,6 @@ NOT_MEASURED = {
     'zap': 'removes everything',
     'delete_transactions': 'removes everything',
     'relations': 'the catalogue, which does not grow',
-    'execute_load_at': 'what `prepare` prepared, which is load_at',
-    'execute_load_many': 'what `prepare` prepared, which is load_many',
     'unstage': 'a temporary table, which is not there',
 }
 
@@ -85,6 +83,7 @@ PARAMETERS = {
     'load_serials': lambda s: (s.oids, s.tids),
     'load_before': lambda s: (s.oid, s.last, s.oid, s.last),
     'load_many': lambda s: (s.oids, s.last, 1000, s.oid),
+    'load_at_by_function': lambda s: (s.oid, s.last),
     'load_at_pooled': lambda s: (s.oid, s.last),
     'load_many_pooled': lambda s: (s.oids, s.last, 1000, s.oid),
     'current_tid': lambda s: (s.oid,),
@@ -234,7 +233,7 @@ class Suite(unittest.TestCase):
     def test_reasons_name_statements(self):
         """Lists of exceptions do not outlive what they except."""
         names = {name for name, _ in self.sql} | {
-            'zap', 'delete_transactions', 'execute_load_at', 'execute_load_many', 'unstage'}
+            'zap', 'delete_transactions', 'unstage'}
         self.assertLessEqual(SCANS.keys() | NOT_MEASURED.keys(), names)
 
 
@@ -259,21 +258,20 @@ class OnPostgreSQL(Suite):
             cursor.execute(sql, parameters)
             return cursor.fetchall() if cursor.description else []
 
+    def prepare(self, name, statement):
+        first, *rest = statement.split('?')
+        self.ask(f'PREPARE {name} AS {first}' + ''.join(f'${n}{text}' for n, text in enumerate(rest, 1)))
+
     def test_every_statement_is_understood(self):
         for name, statement, _ in self.statements():
             with self.subTest(name):
-                if name in NOT_MEASURED and name.startswith('execute_'):
-                    self.ask(self.sql.prepare)
-                    self.ask(getattr(self.sql, name), PARAMETERS[name.removeprefix('execute_')](self.site))
-                    self.ask('DEALLOCATE ALL')
-                elif name == 'unstage':
+                if name == 'unstage':
                     self.ask('BEGIN')
                     self.ask(self.sql.stage, self.site.arrays)
                     self.ask(getattr(self.sql, name), (self.site.oids,))
                     self.ask('ROLLBACK')
                 elif explains(statement):
-                    first, *rest = statement.split('?')
-                    self.ask(f'PREPARE a AS {first}' + ''.join(f'${n}{text}' for n, text in enumerate(rest, 1)))
+                    self.prepare('a', statement)
                     self.ask('DEALLOCATE a')
                 else:
                     self.ask('BEGIN')
@@ -303,9 +301,10 @@ class OnPostgreSQL(Suite):
     def test_prepared_before_an_import(self):
         """A session keeps the plans that it made when there was next to nothing."""
         self.fill(100)
-        self.ask(self.sql.prepare)
-        calls = [(self.sql.execute_load_at, PARAMETERS['load_at']),
-                 (self.sql.execute_load_many, PARAMETERS['load_many'])]
+        self.prepare('load_at', self.sql.load_at.replace('%s', '?'))
+        self.prepare('load_many', self.sql.load_many.replace('%s', '?'))
+        calls = [('EXECUTE load_at (%s, %s)', PARAMETERS['load_at']),
+                 ('EXECUTE load_many (%s, %s, %s, %s)', PARAMETERS['load_many'])]
         for statement, parameters in 10 * calls:        # from the sixth time on it is one plan for all parameters
             self.ask(statement, parameters(self.site))
         self.ask('SET session_replication_role = replica')

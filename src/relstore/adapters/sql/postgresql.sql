@@ -2,10 +2,12 @@
 
 -- Reading ------------------------------------------------------------------------------------------------------
 
--- Functions, because their plans are kept: a load takes a sixth less time, a poll a third.
--- name: load_at
+-- Functions, because their plans are kept: a load takes a sixth less time, a poll a third. Where statements are prepared
+-- a load takes a quarter less again without.
+-- name: load_at_by_function
 SELECT state, tid, refs FROM {relstore_load_1}(?, ?)
 
+-- Prepared where that is safe: to plan it for a few objects takes longer than to run it.
 -- For each object a probe of its own: asked as a join, PostgreSQL 15 looks for the tid first, and reads all records of
 -- that transaction, which may be an import of the whole site.
 -- name: load_many [hp]
@@ -52,30 +54,6 @@ WHERE c.zoid >= ? AND c.zoid >= ? AND s.state IS NOT NULL ORDER BY c.zoid LIMIT 
 
 -- name: backend
 SELECT pg_backend_pid()
-
--- To plan load_many for a few objects takes longer than to run it.
--- name: prepare [hp]
-PREPARE relstore_load_at (bigint, bigint) AS
-    SELECT state, tid, refs FROM {object_state} WHERE zoid = $1 AND tid <= $2 ORDER BY tid DESC LIMIT 1;
-PREPARE relstore_load_many (bigint[], bigint, bigint, bigint) AS
-    SELECT o.zoid, s.state, s.tid, s.refs FROM (SELECT unnest($1) AS zoid) o CROSS JOIN LATERAL
-        (SELECT state, tid, refs, state_size FROM {object_state}
-         WHERE zoid = o.zoid AND tid <= $2 ORDER BY tid DESC LIMIT 1) s
-    WHERE s.state_size <= $3 OR o.zoid = $4
-
--- name: prepare [hf]
-PREPARE relstore_load_at (bigint, bigint) AS
-    SELECT state, tid, CASE WHEN refs_tid = tid THEN refs END FROM {object_state} WHERE zoid = $1 AND tid <= $2;
-PREPARE relstore_load_many (bigint[], bigint, bigint, bigint) AS
-    SELECT s.zoid, s.state, s.tid, CASE WHEN s.refs_tid = s.tid THEN s.refs END
-    FROM (SELECT unnest($1) AS zoid) o JOIN {object_state} s ON s.zoid = o.zoid
-    WHERE s.tid <= $2 AND (s.state_size <= $3 OR s.zoid = $4)
-
--- name: execute_load_at
-EXECUTE relstore_load_at (?, ?)
-
--- name: execute_load_many
-EXECUTE relstore_load_many (?, ?, ?, ?)
 
 -- name: poll [hp]
 SELECT epoch, last, oids, tids FROM {relstore_poll_1}(?, ?)

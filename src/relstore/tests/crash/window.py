@@ -78,7 +78,8 @@ class Crashes:
 def between_its_commits(storage: RelStore) -> Iterator[None]:
     """Have finish wait for the advisory lock GATE when its commit can be seen, and before it sees to the disk."""
     sql = storage._adapter.sql
-    with patch.object(sql, 'finish', replaced(sql.finish, 'COMMIT;', f'COMMIT; SELECT pg_advisory_xact_lock({GATE});')):
+    text = replaced(sql.finish, 'COMMIT;', f'COMMIT;\nSELECT pg_advisory_xact_lock({GATE});')
+    with patch.object(sql, 'finish', text):
         yield
 
 

@@ -1,0 +1,185 @@
+"""psycopg 3 below its cursors: PostgreSQL's extended protocol, as the client library speaks it.
+
+Parameters travel beside the statement, bytes as they are, and several statements with parameters are one message. Its
+own cursors send such a message only as text, in which bytes are twice as long, or through a pipeline that takes more
+time than it saves; and a load through them takes 47 us, through this 14, for they do much that a Session never asks.
+"""
+import select
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from types import ModuleType
+
+TEXT, BINARY = 0, 1
+READABLE, EITHER = select.POLLIN, select.POLLIN | select.POLLOUT
+
+
+class Connection:
+    """As much of a DB-API connection as a Session wants, in autocommit."""
+
+    def __init__(self, psycopg: ModuleType, dsn: str, **defaults):
+        self._real = psycopg.connect(dsn, autocommit=True, prepare_threshold=None, **defaults)
+        self._pq = self._real.pgconn
+        self._encoding = self._real.info.encoding
+        self._rows = psycopg.adapt.Transformer(self._real)
+        self._errors, self._status = psycopg.errors, psycopg.pq.ExecStatus
+        self._names: dict[bytes, bytes] = {}        # of the statements that the server keeps
+        self._readable, self._either = select.poll(), select.poll()
+        self._readable.register(self._pq.socket, READABLE)
+        self._either.register(self._pq.socket, EITHER)
+
+    @property
+    def info(self):
+        return self._real.info
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._pq.transaction_status != 0
+
+    def cursor(self) -> 'Cursor':
+        return Cursor(self)
+
+    def close(self) -> None:
+        self._real.close()
+
+    def prepare(self, scripts: Iterable[str]) -> None:
+        """Have the server keep each statement that has parameters, from now on it is sent by name; in one message."""
+        texts = [text for script in scripts for text, count in _statements(script, self._encoding) if count]
+        names = {text: b'relstore_%d' % n for n, text in enumerate(dict.fromkeys(texts))}
+        self._pipeline([(self._pq.send_prepare, name, text) for text, name in names.items()])
+        self._names = names
+
+    def script(self, sql: str, parameters: Sequence) -> list[list[tuple]]:
+        """Send several statements as one message; return the rows of each."""
+        statements = _statements(sql, self._encoding)
+        if len(statements) == 1:
+            return [self.rows(self.execute(sql, parameters))]
+        rest = iter(self._encoded(parameters))
+        sends = [self._sending(text, [next(rest) for _ in range(count)]) for text, count in statements]
+        return [self.rows(result) for result in self._pipeline(sends)]
+
+    def execute(self, sql: str, parameters: Sequence):
+        """Send one statement; return what libpq makes of the answer."""
+        send, *arguments = self._sending(_numbered(sql, self._encoding)[0], self._encoded(parameters))
+        send(*arguments)
+        self._flush()
+        return self._succeeded(self._receive())
+
+    def rows(self, result) -> list[tuple]:
+        self._rows.set_pgresult(result)
+        rows = self._rows.load_rows(0, result.ntuples, tuple)
+        self._rows.set_pgresult(None)       # it may be large
+        return rows
+
+    def _pipeline(self, sends: Sequence[tuple]) -> list:
+        """Return the results. After the first statement that fails none is run, and its error is raised."""
+        results = []
+        self._pq.enter_pipeline_mode()
+        for send, *arguments in sends:
+            send(*arguments)
+        self._pq.pipeline_sync()
+        self._flush()
+        try:
+            for _ in sends:
+                results.append(self._receive())
+            self._wait()
+            self._pq.get_result()           # the end of the pipeline
+            self._pq.exit_pipeline_mode()
+        except self._errors.OperationalError:
+            # Of a server that said why before it closed the connection, that is the error.
+            for result in results:
+                self._succeeded(result)
+            raise
+        return [self._succeeded(result) for result in results]
+
+    def _sending(self, text: bytes, parameters: Sequence[tuple[bytes | None, int]]) -> tuple:
+        """Return the function that sends a statement, and its arguments."""
+        values, formats = [value for value, _ in parameters], [form for _, form in parameters]
+        name = self._names.get(text)
+        if name is None:
+            return self._pq.send_query_params, text, values, None, formats, BINARY
+        return self._pq.send_query_prepared, name, values, formats, BINARY
+
+    def _encoded(self, parameters: Sequence) -> list[tuple[bytes | None, int]]:
+        return [(value, BINARY) if isinstance(value, bytes) else (self._text(value), TEXT) for value in parameters]
+
+    def _text(self, value) -> bytes | None:
+        """What is no bytes is sent as text, which the server reads as the type that it needs there."""
+        if value is None:
+            return None
+        if isinstance(value, int):
+            return b'%d' % value
+        if not isinstance(value, str):
+            raise TypeError(f'a parameter is a {type(value).__name__}')
+        if '\0' in value:       # there the client library would end it
+            raise self._errors.DataError('PostgreSQL has no text with a NUL in it')
+        return value.encode(self._encoding)
+
+    def _flush(self) -> None:
+        while self._pq.flush():
+            [[_, event]] = self._either.poll()
+            if event != select.POLLOUT:
+                self._pq.consume_input()
+
+    def _wait(self) -> None:
+        # The client library's own waiting would keep all other threads from running.
+        while self._pq.is_busy():
+            self._readable.poll()
+            self._pq.consume_input()
+
+    def _receive(self):
+        """Return the result of one statement; of several that are errors the first, which is the reason."""
+        first = None
+        while True:
+            try:
+                self._wait()
+            except self._errors.OperationalError:
+                # Rows do not mean that it is done: without a BEGIN, the commit comes after them.
+                if first is None or first.status != self._status.FATAL_ERROR:
+                    raise
+                return first
+            result = self._pq.get_result()
+            if result is None:
+                return first
+            first = first or result
+
+    def _succeeded(self, result):
+        """Return a result, or raise the error that it is."""
+        if result is None:
+            raise self._errors.OperationalError('the connection was lost')
+        if result.status in (self._status.TUPLES_OK, self._status.COMMAND_OK):
+            return result
+        raise self._errors.error_from_result(result, encoding=self._encoding)
+
+
+class Cursor:
+    """The answer to one statement."""
+
+    def __init__(self, connection: Connection):
+        self._connection = connection
+
+    def execute(self, sql: str, parameters: Sequence = ()) -> None:
+        self._result = self._connection.execute(sql, parameters)
+
+    def executemany(self, sql: str, rows: Iterable[Sequence]) -> None:
+        for row in rows:
+            self.execute(sql, row)
+
+    @property
+    def rowcount(self) -> int:
+        return self._result.command_tuples or 0
+
+    def fetchall(self) -> list[tuple]:
+        return self._connection.rows(self._result)
+
+
+@lru_cache(maxsize=500)
+def _statements(script: str, encoding: str) -> list[tuple[bytes, int]]:
+    """Return each statement as the server reads it, and how many parameters it has."""
+    return [_numbered(sql, encoding) for sql in script.split(';\n')]
+
+
+@lru_cache(maxsize=500)
+def _numbered(sql: str, encoding: str) -> tuple[bytes, int]:
+    first, *rest = sql.split('%s')
+    text = first + ''.join(f'${n}{piece}' for n, piece in enumerate(rest, 1))
+    return text.replace('%%', '%').encode(encoding), len(rest)
