@@ -42,8 +42,8 @@ class Connection:
         self._real.close()
 
     def prepare(self, scripts: Iterable[str]) -> None:
-        """Have the server keep each statement that has parameters, from now on it is sent by name; in one message."""
-        texts = [text for script in scripts for text, count in _statements(script, self._encoding) if count]
+        """Have the server keep each statement: from now on it is sent by name. In one message."""
+        texts = [text for script in scripts for text, _ in _statements(script, self._encoding)]
         names = {text: b'relstore_%d' % n for n, text in enumerate(dict.fromkeys(texts))}
         self._pipeline([(self._pq.send_prepare, name, text) for text, name in names.items()])
         self._names = names

@@ -125,7 +125,7 @@ class PostgreSQL(Adapter):
         return session
 
     def _often(self, session: Session) -> list[str]:
-        """Return what is worth preparing. To plan a commit costs less than to take it from the text of a statement."""
+        """Return what is worth preparing. A commit gains nothing by it where the parameters are in EXECUTE's text."""
         return [self.sql.load_at, self.sql.load_many,
                 *([self.sql.poll, self.sql.vote, self.sql.finish] if session.binds else [])]
 

@@ -148,7 +148,8 @@ class Pipeline(unittest.TestCase):
         self.assertEqual(
             self.session.all(
                 'SELECT statement, generic_plans + custom_plans FROM pg_prepared_statements ORDER BY name'),
-            [('SELECT $1::bigint + 1', 1), ('INSERT INTO t VALUES ($1)', 1), ('SELECT b FROM t WHERE n = $1', 1)])
+            [('SELECT $1::bigint + 1', 1), ('BEGIN', 1), ('INSERT INTO t VALUES ($1)', 1), ('COMMIT', 1),
+             ('SELECT b FROM t WHERE n = $1', 1)])
 
     def test_arrays(self):
         """The binary form is what the server makes of the other."""
