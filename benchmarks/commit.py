@@ -30,7 +30,7 @@ QUICK = {'processes': (1, 4), 'seconds': 0.2, 'rounds': (0, 1, 1),
 SMOKE = {'processes': (1, 2), 'seconds': 0.05, 'rounds': (0, 1, 1),
          'objects': (1, 10), 'each': 0.01, 'repeated': (0, 1, 1)}  # fmt: skip
 
-NAMES = [*storages.MAIN, 'relstore PostgreSQL, psycopg 3']
+NAMES = [*storages.MAIN, 'relstore PostgreSQL, psycopg2']
 
 
 def measure(lab: storages.Lab, results: Results, sizes: dict = FULL, names=NAMES) -> None:

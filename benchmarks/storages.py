@@ -120,12 +120,12 @@ def _relstore_sqlite(where: str, keep_history: bool, cache_mb: int, cls: type = 
     return _relstore(relstore.SQLite(where, pragmas={'synchronous': 'FULL'}), keep_history, cache_mb, cls)
 
 
-def _relstore_psycopg2(where: str, keep_history: bool, cache_mb: int, cls: type = relstore.RelStore, **more):
-    return _relstore(relstore.PostgreSQL(where, driver='psycopg2'), keep_history, cache_mb, cls, **more)
+def _relstore_psycopg(where: str, keep_history: bool, cache_mb: int, cls: type = relstore.RelStore, **more):
+    return _relstore(relstore.PostgreSQL(where, driver='psycopg'), keep_history, cache_mb, cls, **more)
 
 
-def _relstore_psycopg(where: str, keep_history: bool, cache_mb: int):
-    return _relstore(relstore.PostgreSQL(where, driver='psycopg'), keep_history, cache_mb)
+def _relstore_psycopg2(where: str, keep_history: bool, cache_mb: int):
+    return _relstore(relstore.PostgreSQL(where, driver='psycopg2'), keep_history, cache_mb)
 
 
 def _relstorage_options(keep_history: bool, cache_mb: int, **more):
@@ -178,8 +178,8 @@ SERVERS = {'postgresql': DurablePostgreSQL, 'mariadb': DurableMariaDB, 'mysql': 
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind('relstore PostgreSQL', '#1f4fd8', 'postgresql', _relstore_psycopg2, ('psycopg2',)),
-        Kind('relstore PostgreSQL, psycopg 3', '#7a5cd6', 'postgresql', _relstore_psycopg, ('psycopg',), mark='v-'),
+        Kind('relstore PostgreSQL', '#1f4fd8', 'postgresql', _relstore_psycopg, ('psycopg',)),
+        Kind('relstore PostgreSQL, psycopg2', '#7a5cd6', 'postgresql', _relstore_psycopg2, ('psycopg2',), mark='v-'),
         Kind('RelStorage PostgreSQL', '#d1351b', 'postgresql', _relstorage_postgresql, ('relstorage', 'psycopg2'),
              mark='s-'),
         Kind('relstore SQLite', '#39a7e8', '', _relstore_sqlite, mark='o--'),
@@ -192,16 +192,16 @@ KINDS = {
         Kind('RelStorage MySQL, history-free', '#ff8a65', 'mysql', _relstorage_mysql, ('relstorage', 'MySQLdb'),
              mark='s-', history_free=True),
         Kind('relstore PostgreSQL, without read-ahead', '#9db4f0', 'postgresql',
-             partial(_relstore_psycopg2, cls=WithoutReadAhead), ('psycopg2',), mark='o:',
+             partial(_relstore_psycopg, cls=WithoutReadAhead), ('psycopg',), mark='o:',
              variant='relstore PostgreSQL'),
         Kind('relstore SQLite, without read-ahead', '#a9dcf8', '',
              partial(_relstore_sqlite, cls=WithoutReadAhead), mark='o:', variant='relstore SQLite'),
-        Kind('relstore PostgreSQL, memcached', '#0b2a86', 'postgresql', _relstore_psycopg2, ('psycopg2', 'pymemcache'),
+        Kind('relstore PostgreSQL, memcached', '#0b2a86', 'postgresql', _relstore_psycopg, ('psycopg', 'pymemcache'),
              mark='o--', variant='relstore PostgreSQL', memcached=True),
     )
 }  # fmt: skip
 ALL = [name for name, kind in KINDS.items() if not kind.variant]
-MAIN = [name for name in ALL if 'psycopg 3' not in name]
+MAIN = [name for name in ALL if 'psycopg2' not in name]
 
 
 @dataclass(frozen=True)

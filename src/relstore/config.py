@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger('relstore')
 
 # What the option `driver` may name. Ours come first, the default before the others.
-POSTGRESQL_DRIVERS = ('psycopg2', 'psycopg')
+POSTGRESQL_DRIVERS = ('psycopg', 'psycopg2')
 MYSQL_DRIVERS = ('mysqlclient', 'pymysql')
 SQLITE_DRIVERS = ('sqlite3',)
 # RelStorage's; in their place the default is used.
@@ -73,7 +73,7 @@ class PostgreSQLSection(BaseConfig):
     def open(self) -> 'PostgreSQL':
         """Return the adapter."""
         from relstore.adapters.postgresql import PostgreSQL
-        driver = _available(self.config.driver, POSTGRESQL_DRIVERS)
+        driver = _available(self.config.driver, ('auto', *POSTGRESQL_DRIVERS))
         return PostgreSQL(self.config.dsn, driver=driver, schema=self.config.schema,
                           prepared_statements=self.config.prepared_statements,
                           group_commit=self.config.group_commit)

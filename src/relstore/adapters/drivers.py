@@ -26,6 +26,8 @@ from relstore.errors import (
 
 # What PostgreSQL names when it is out of shared memory because of too many locks.
 LOCKS = 'max_locks_per_transaction'
+# The version of libpq that brought them.
+PIPELINES = 140000
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,17 @@ class Driver:
     binds: bool = False
     # (connection, scripts): have the server keep their statements -> what to send instead of each, if not the same
     prepare: Callable[[Any, Iterable[str]], dict[str, str]] | None = None
+    # (module): is it, as it is installed, what one would choose?
+    fit: Callable[[ModuleType], bool] = lambda module: True
     # (bytes) -> how long they are in the text of a statement, where that counts
     literal_size: Callable[[bytes], int] = len
+
+    def is_fit(self) -> bool:
+        """Is it there, and what one would choose?"""
+        try:
+            return self.fit(importlib.import_module(self.module))
+        except ImportError:
+            return False
 
     def load(self) -> ModuleType:
         """Import the driver. ConfigurationError says what to install."""
@@ -146,7 +157,7 @@ def _connect_psycopg2(psycopg2: ModuleType, dsn: str):
 
 
 def _connect_psycopg(psycopg: ModuleType, dsn: str) -> Connection:
-    if psycopg.pq.version() < 140000:
+    if psycopg.pq.version() < PIPELINES:
         raise ConfigurationError(f'psycopg has found version {psycopg.pq.version() // 10000} of libpq, which knows no '
                                  'pipelines: install libpq 14 or newer, or relstore[psycopg], which brings its own.')
     return Connection(psycopg, dsn, **_libpq_defaults(dsn))
@@ -286,7 +297,9 @@ DRIVERS = {driver.name: driver for driver in (
            connect=_connect_psycopg, classify=_classify_postgresql, message=_message_postgresql,
            in_transaction=lambda connection: connection.in_transaction,
            script=lambda connection, sql, parameters: connection.script(sql, parameters),
-           backend_pid=_libpq_pid, binds=True, prepare=_prepare_psycopg),
+           backend_pid=_libpq_pid, binds=True, prepare=_prepare_psycopg,
+           # Without its C part a load takes longer than psycopg2's.
+           fit=lambda psycopg: psycopg.pq.__impl__ != 'python' and psycopg.pq.version() >= PIPELINES),
     Driver('mysqlclient', 'MySQLdb', 'relstore[mysql]', '%s',
            connect=_connect_mysqlclient, classify=_classify_mysql, message=_message_mysql,
            in_transaction=lambda connection: connection.in_transaction,
@@ -301,7 +314,12 @@ DRIVERS = {driver.name: driver for driver in (
 
 
 def find_driver(name: str, *choices: str) -> Driver:
-    """Return the driver called `name`, one of `choices`. ConfigurationError names them."""
+    """Return the driver called `name`, one of `choices`, or for 'auto' the first of them that is fit.
+
+    ConfigurationError names them.
+    """
+    if name == 'auto':
+        return DRIVERS[next((choice for choice in choices if DRIVERS[choice].is_fit()), choices[0])]
     if name not in choices:
         raise ConfigurationError(f'There is no driver {name!r} here; choose one of: {", ".join(choices)}.')
     return DRIVERS[name]

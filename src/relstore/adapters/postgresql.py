@@ -1,4 +1,4 @@
-"""PostgreSQL, through psycopg2 or psycopg 3.
+"""PostgreSQL, through psycopg 3 or psycopg2.
 
 What differs: each phase of a commit is one message, to one function on the server (postgresql_functions.sql).
 Objects are locked by advisory locks keyed by oid. Every statement names its schema, so nothing depends on the
@@ -42,7 +42,7 @@ NULL = struct.pack('>i', -1)
 class PostgreSQL(Adapter):
     """A database reached by `dsn`, in the schema `schema` (default: the first of the search path).
 
-    driver: psycopg2 or psycopg.
+    driver: psycopg (version 3), psycopg2, or 'auto', which is: psycopg where it is installed.
     prepared_statements: 'true', 'false', or 'auto', which is: not where a pooler may stand between.
     group_commit: let one write of the server's log to the disk serve several commits. Others may then see a commit some
     milliseconds before it is acknowledged, and durable.
@@ -55,10 +55,10 @@ class PostgreSQL(Adapter):
     # A default server has room for some 12,000 locks, of all transactions together.
     most_locks = 2000
 
-    def __init__(self, dsn: str, driver: str = 'psycopg2', schema: str | None = None,
+    def __init__(self, dsn: str, driver: str = 'auto', schema: str | None = None,
                  prepared_statements: str = 'auto', group_commit: bool = True):
         self._dsn, self._asked_schema = dsn, schema
-        self._driver = find_driver(driver, 'psycopg2', 'psycopg')
+        self._driver = find_driver(driver, 'psycopg', 'psycopg2')
         if prepared_statements not in PREPARED_STATEMENTS:
             raise ConfigurationError(f'prepared-statements is {prepared_statements!r}: allowed is '
                                      f'{", ".join(PREPARED_STATEMENTS)}.')

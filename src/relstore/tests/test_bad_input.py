@@ -321,6 +321,30 @@ class Driver(Refusals):
         with self.assertRaisesRegex(ZConfig.ConfigurationError, "'pg9000'.*choose.*psycopg2.*line 5"):
             from_conf('<postgresql>', 'dsn dbname=site', 'driver pg9000', '</postgresql>')
 
+    def test_driver_that_is_chosen(self):
+        """psycopg 3, if it is worth it; and if there is none, that is what to install."""
+        import psycopg
+
+        def chosen():
+            return relstore.PostgreSQL('dbname=site')._driver.name
+
+        self.assertEqual(chosen(), 'psycopg')
+        with mock.patch.object(psycopg.pq, '__impl__', 'python'):
+            self.assertEqual(chosen(), 'psycopg2')
+        with mock.patch.object(psycopg.pq, 'version', lambda: 130011):
+            self.assertEqual(chosen(), 'psycopg2')
+        with mock.patch.dict(sys.modules, {'psycopg': None}):
+            self.assertEqual(chosen(), 'psycopg2')
+        with mock.patch.dict(sys.modules, {'psycopg': None, 'psycopg2': None}):
+            self.check(self.refusal(lambda: relstore.RelStore(relstore.PostgreSQL('dbname=site'))),
+                       'install', 'relstore[psycopg]')
+
+    def test_libpq_is_too_old(self):
+        import psycopg
+        with mock.patch.object(psycopg.pq, 'version', lambda: 130011):
+            self.check(self.refusal(lambda: relstore.RelStore(relstore.PostgreSQL('dbname=site', driver='psycopg'))),
+                       'libpq 14', 'version 13', 'install')
+
     def test_driver_is_not_installed(self):
         extras = {'psycopg2': 'relstore[postgresql]', 'psycopg': 'relstore[psycopg]'}
         for driver, extra in extras.items():

@@ -146,7 +146,7 @@ class RefusalTests(unittest.TestCase):
 
     def test_unknown_drivers_name_the_choices(self):
         self.assertRegex(self.refusal('<postgresql>', 'driver oracledb', '</postgresql>'),
-                         r"'oracledb'.*psycopg2, psycopg\W.*\(line 4\)")
+                         r"'oracledb'.*psycopg, psycopg2\W.*\(line 4\)")
         self.assertRegex(self.refusal('<sqlite3>', 'data-dir x', 'driver apsw', '</sqlite3>'),
                          r"'apsw'.*sqlite3\W.*\(line 5\)")
 
@@ -176,7 +176,7 @@ class PostgreSQLTests(unittest.TestCase):
     def test_defaults(self):
         config = parse_adapter('<postgresql>', '</postgresql>').config
         self.assertEqual((config.dsn, config.driver, config.schema, config.prepared_statements, config.group_commit),
-                         ('', 'psycopg2', None, 'auto', True))
+                         ('', 'auto', None, 'auto', True))
 
     def test_group_commit(self):
         for text, durable in ('true', True), ('false', False):
@@ -207,7 +207,7 @@ class PostgreSQLTests(unittest.TestCase):
                 with self.assertLogs('relstore', logging.WARNING) as logs:
                     factory.open()
                 self.assertEqual(logs.records[0].getMessage(),
-                                 f'The driver {driver.lower()} is not available here; psycopg2 is used.')
+                                 f'The driver {driver.lower()} is not available here; auto is used.')
 
     def test_driver_auto_is_the_default(self):
         factory = parse_adapter('<postgresql>', 'driver auto', '</postgresql>')
