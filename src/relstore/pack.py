@@ -47,10 +47,10 @@ log = logging.getLogger('relstore.pack')
 # A pack time younger than this is the present: without history what is garbage then goes at once.
 PRESENT = 10.0
 # Rows of the list that are written or read at a time.
-ROWS = 5000
+ROWS = 2500
 # Seconds that a step is to take, and to take where others commit meanwhile.
 STEP, SHORT_STEP = 0.1, 0.01
-FIRST_STEP, LARGEST_STEP = 200, 20_000      # objects
+SMALLEST_STEP, FIRST_STEP, LARGEST_STEP = 100, 200, 20_000      # objects
 # Seconds to wait for those between vote and finish, at first: new votes wait behind us.
 DOOR = 0.01
 DOOR_TRIES = 200
@@ -456,7 +456,9 @@ class Packer:
             newest = self._adapter.last_tid(session)
             busy, last = newest != last, newest
             wanted = min(SHORT_STEP if busy else STEP, longest)
-            size = max(1, min(int(size * min(wanted / max(seconds, 1e-6), 2.0)), LARGEST_STEP))
+            # Not too much because of one that took long: something else may have been the reason.
+            size = int(size * min(max(wanted / max(seconds, 1e-6), 0.5), 2.0))
+            size = max(SMALLEST_STEP, min(size, LARGEST_STEP))
             if busy:
                 time.sleep(min(seconds * (1 / duty - 1), self._options.pack_max_delay))
 
