@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -59,8 +60,7 @@ TEXT = Allowed('a text', lambda value: value is None or isinstance(value, str))
 # Servers count a timeout in milliseconds, in 32 bits; to some of them 0 means to wait for ever.
 SECONDS = Allowed('seconds, more than 0 and at most 86400',
                   lambda value: type(value) in (int, float) and 0 < value <= 86400)
-PART = Allowed('a number, more than 0 and at most 1',
-               lambda value: type(value) in (int, float) and 0 < value <= 1)
+PART = Allowed('a number, 0 or more', lambda value: type(value) in (int, float) and 0 <= value < math.inf)
 # 0 turns something off.
 SECONDS_OR_0 = Allowed('seconds, 0 or more and at most 86400',
                        lambda value: type(value) in (int, float) and 0 <= value <= 86400)
@@ -134,10 +134,11 @@ class Options:
     pack_skip_prepack: bool = _option(
         False, FLAG, 'Whether a pack only removes what was written down by one with pack-prepack-only.')
     pack_batch_timeout: float = _option(
-        1.0, SECONDS, 'Seconds that one step of a pack may take, at most. It aims at a tenth of a second, and at a '
-                      'hundredth where others commit.')
+        1.0, SECONDS_OR_0, 'Seconds that one step of a pack may take, at most. It aims at a tenth of a second, and '
+                           'at a hundredth where others commit. 0 makes small steps.')
     pack_duty_cycle: float = _option(
-        0.5, PART, 'The part of its time that a pack works; it rests in the other, if others commit.')
+        0.5, PART, 'The part of its time that a pack works; it rests in the other, if others commit. 1 or more, or 0, '
+                   'means never to rest.')
     pack_max_delay: float = _option(
         20.0, SECONDS_OR_0, 'Seconds that a pack rests between two steps, at most.')
 

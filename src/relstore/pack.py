@@ -445,7 +445,7 @@ class Packer:
 
         Where others commit, steps are short, and pauses between them make up pack-duty-cycle.
         """
-        size, duty, longest = FIRST_STEP, self._options.pack_duty_cycle, self._options.pack_batch_timeout
+        size, duty, longest = FIRST_STEP, self._options.pack_duty_cycle or 1, self._options.pack_batch_timeout
         last = self._adapter.last_tid(session)
         while True:
             began = time.monotonic()
@@ -459,7 +459,7 @@ class Packer:
             # Not too much because of one that took long: something else may have been the reason.
             size = int(size * min(max(wanted / max(seconds, 1e-6), 0.5), 2.0))
             size = max(SMALLEST_STEP, min(size, LARGEST_STEP))
-            if busy:
+            if busy and duty < 1:
                 time.sleep(min(seconds * (1 / duty - 1), self._options.pack_max_delay))
 
     def _end(self, session: Session, pack: Pack) -> None:

@@ -71,6 +71,8 @@ class OptionTests(unittest.TestCase):
     def test_values(self):
         self.assertEqual(
             self.options('name site', 'read-only on', 'keep-history off', 'create-schema no', 'pack-gc false',
+                         'pack-dry-run on', 'pack-prepack-only on', 'pack-skip-prepack on', 'pack-batch-timeout 0.25',
+                         'pack-duty-cycle 0.75', 'pack-max-delay 5',
                          'cache-local-mb 100', 'cache-local-object-max 2MB', 'pool-size 8',
                          'pool-timeout 0.5', 'poll-limit 9', 'commit-lock-timeout 5', 'cache-local-dir var/cache',
                          'cache-local-dir-write-max-size 10MB',
@@ -79,7 +81,9 @@ class OptionTests(unittest.TestCase):
             Options(cache_local_dir='var/cache', cache_local_dir_write_max_size=10 << 20,
                     name='site', read_only=True, keep_history=False, create_schema=False, cache_local_mb=100,
                     cache_local_object_max=2 << 20, pool_size=8, pool_timeout=0.5, poll_limit=9,
-                    commit_lock_timeout=5, pack_gc=False, cache_servers='10.0.0.1:11211, unix:/run/mc',
+                    commit_lock_timeout=5, pack_gc=False, pack_dry_run=True, pack_prepack_only=True,
+                    pack_skip_prepack=True, pack_batch_timeout=0.25, pack_duty_cycle=0.75, pack_max_delay=5,
+                    cache_servers='10.0.0.1:11211, unix:/run/mc',
                     cache_module_name='pymemcache', cache_prefix='zodb', poll_interval=0.5))
 
     def test_underscores_and_capitals_in_keys(self):

@@ -30,8 +30,8 @@ RELSTORAGE_OPTIONS = {
     'pack-batch-timeout': '5',
     'pack-commit-busy-delay': '2',
     'pack-dry-run': 'true',
-    'pack-duty-cycle': '0.5',
-    'pack-max-delay': '20',
+    'pack-duty-cycle': '0.75',
+    'pack-max-delay': '10',
     'cache-servers': '127.0.0.1:11211',
     'cache-module-name': 'memcache',
     'cache-prefix': 'site',
@@ -61,7 +61,9 @@ class DefaultsTests(unittest.TestCase):
             'commit_lock_timeout': 30, 'cache_local_mb': 64, 'cache_local_object_max': 1048576,
             'cache_servers': None, 'cache_module_name': None, 'cache_prefix': '', 'poll_interval': 0,
             'cache_local_dir': None, 'cache_local_dir_write_max_size': None,
-            'pool_size': 64, 'pool_timeout': 30, 'poll_limit': 100_000, 'pack_gc': True}
+            'pool_size': 64, 'pool_timeout': 30, 'poll_limit': 100_000, 'pack_gc': True,
+            'pack_dry_run': False, 'pack_prepack_only': False, 'pack_skip_prepack': False,
+            'pack_batch_timeout': 1.0, 'pack_duty_cycle': 0.5, 'pack_max_delay': 20.0}
         self.assertEqual(asdict(Options()), expected)
 
     def test_are_immutable(self):
@@ -148,12 +150,17 @@ class ValueTests(unittest.TestCase):
         ('cache_servers', 11211), ('cache_prefix', None), ('cache_prefix', 'two words'), ('cache_prefix', 'ä'),
         ('cache_prefix', 'x' * 101), ('cache_prefix', 'x\n'), ('cache_local_dir', 7),
         ('cache_local_dir_write_max_size', -1), ('cache_local_dir_write_max_size', '1mb'),
+        ('pack_dry_run', 0), ('pack_prepack_only', 'yes'), ('pack_skip_prepack', None), ('pack_batch_timeout', -1),
+        ('pack_batch_timeout', '5'), ('pack_duty_cycle', -0.1), ('pack_duty_cycle', float('nan')),
+        ('pack_duty_cycle', float('inf')), ('pack_max_delay', -1), ('pack_max_delay', 86401),
     ]
     good = [
         ('name', ''), ('commit_lock_timeout', 0.5), ('commit_lock_timeout', 86400), ('pool_timeout', 0.001),
         ('pool_size', 2), ('cache_local_mb', 0), ('cache_local_object_max', 0), ('poll_limit', 1),
         ('poll_interval', 3600), ('cache_prefix', 'zodb:' * 20), ('cache_local_dir', 'var'),
-        ('cache_local_dir_write_max_size', 0),
+        ('cache_local_dir_write_max_size', 0), ('pack_batch_timeout', 0), ('pack_batch_timeout', 3600),
+        # What RelStorage takes to mean that a pack never rests.
+        ('pack_duty_cycle', 0), ('pack_duty_cycle', 1), ('pack_duty_cycle', 1.5), ('pack_max_delay', 0),
     ]
 
     def test_refused(self):
