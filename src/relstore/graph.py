@@ -49,9 +49,15 @@ class Graph:
         self._ends.extend(ends)
         self._deleted.update((row[0], row[1]) for row in rows if row[-1])
 
-    def finish(self, pack_tid: int) -> None:
-        """Link what counts: of each object the newest revision not after `pack_tid`, and all later ones."""
+    def finish(self, pack_tid: int, keep_nowhere: bool = False) -> None:
+        """Link what counts: of each object the newest revision not after `pack_tid`, and all later ones.
+
+        keep_nowhere: `dangling` will be asked.
+        """
         self._find_places()
+        # Of references to what has no place, where they are: the oid.
+        self._nowhere = {number: oid for number, oid in enumerate(self._refs) if self.place_of(oid) is None
+                         } if keep_nowhere else {}
         places, oids, tids = self._places, self._oids, self._tids
         revision_places = oids if places is None else array('q', map(self.place_of, oids))
         self.newest = array('q', bytes(8 * self.size))      # by place: the tid that it had at `pack_tid`; 0: none
@@ -126,6 +132,37 @@ class Graph:
                         marks[place] = REACHED
                         waiting.append(place)
                 number = following[number]
+
+    def dangling(self, root: int) -> Iterator[tuple[int, int]]:
+        """Go breadth first from `root`; yield (place, oid that it refers to), where there is no such object.
+
+        `path_to` then tells how each place was reached. Takes 16 bytes more of memory for each object.
+        """
+        first, following, ends, refs, current = self._first, self._next, self._ends, self._refs, self.current
+        self._parents = array('q', [-1]) * self.size
+        self.marks[root] = REACHED
+        waiting = array('q', [root])
+        for place in waiting:       # which grows meanwhile
+            number = first[place]
+            while number >= 0:
+                for position in range(ends[number], ends[number + 1]):
+                    target = refs[position]
+                    if target == self.size:
+                        yield place, self._nowhere[position]
+                    elif not current[target] or self.is_deleted(target):
+                        yield place, self.oid_of(target)
+                    elif not self.marks[target]:
+                        self.marks[target] = REACHED
+                        self._parents[target] = place
+                        waiting.append(target)
+                number = following[number]
+
+    def path_to(self, place: int) -> list[int]:
+        """Return the places from the root of `dangling` to this one."""
+        path = [place]
+        while self._parents[path[-1]] >= 0:
+            path.append(self._parents[path[-1]])
+        return path[::-1]
 
     def unreached(self) -> Iterator[int]:
         """Yield the places of the objects that were not reached, in the order of their oids."""
