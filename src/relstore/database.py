@@ -249,6 +249,13 @@ class Database:
         with self._lock:
             self._begin_anew(epoch, 0)
 
+    def plain(self, state: bytes | None) -> bytes | None:
+        """Return a record as it was before a storage around this one has wrapped it; as it is where none did."""
+        try:
+            return self.untransform(state) if state else state
+        except Exception:       # whatever a wrapper raises where it did not wrap
+            return state
+
     def cache_stats(self) -> dict[str, int]:
         return self.cache.stats() | {
             'ahead_fetched': self.ahead.fetched,

@@ -239,7 +239,7 @@ class Packer:
         self.report.unreadable += 1
         if len(self.report.examples) < NAMED:
             self.report.examples.append((oid, tid))
-        return might_refer(state)
+        return might_refer(self._database.plain(state))
 
     def _garbage(self, graph: Graph, present: bool, marked_at: int) -> Iterator[tuple[int, int, int, int]]:
         """Return rows for the list, by oid: (oid, tid, since, what goes)."""
@@ -345,6 +345,7 @@ class Packer:
     def _sweep(self, session: Session, pack: Pack) -> None:
         report = self.report
         report.pack_tid, report.marked_tid = pack.pack_tid, pack.marked_tid
+        report.objects = report.objects or pack.objects     # it was prepared earlier
         began = time.monotonic()
         doomed = self._doomed or _Doomed()
         if self._doomed is None:

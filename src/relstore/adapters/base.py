@@ -89,6 +89,8 @@ class Adapter:
     loads_are_cheap = False
     # How many objects may one transaction lock, before it had better keep all others out?
     most_locks = MAX_TID
+    # What becomes of the space of rows that were removed, and how does the disk get it back?
+    space = ''
 
     keep_history: bool
     sql: Statements
@@ -108,6 +110,10 @@ class Adapter:
     def configure(self, keep_history: bool, read_only: bool) -> None:
         """Say once, before anything else, which history mode the database has to have."""
         self.keep_history, self.read_only = keep_history, read_only
+
+    def is_there(self) -> bool:
+        """Whether there is a database, as far as that is told without a connection: a server says so itself."""
+        return True
 
     def connect(self) -> Session:
         """Return a new session that knows the database's epoch."""
@@ -485,6 +491,38 @@ class Adapter:
         oids = [oid for oid, in session.all(self.sql.swept, (number, -1, limit))]
         return oids if len(oids) == row[0] else None
 
+    # References: see survey.py -------------------------------------------------------------------------------------
+
+    def garbage_sizes(self, session: Session, revisions: Sequence[tuple[int, int]]
+                      ) -> list[tuple[int, int, int, int, bytes | None]]:
+        """Return what would go of some objects, given as (oid, tid up to which).
+
+        (oid, states, their bytes, tid, state): tid and state are those of the newest that would go; the state is None
+        where it is large. Objects of which there is nothing are left out.
+        """
+        return session.all(self.sql.garbage_sizes, self.revision_list(revisions))
+
+    def objects_end(self, session: Session, after: int, size: int) -> int | None:
+        """Return the oid of the last of the next `size` objects; None if there are none."""
+        [[oid]] = session.all(self.sql.objects_end, (after, size))
+        return oid
+
+    def unknown_references(self, session: Session, after: tuple[int, int], upto: int, size: int) -> list[tuple]:
+        """Return a page of the revisions (oid, tid, state) after one whose references are not known.
+
+        upto: an oid. The state is None where it is large.
+        """
+        oid, tid = after
+        return session.all(self.sql.unknown_references, (oid, oid, tid, upto, size))
+
+    def known_references(self, session: Session, after: tuple[int, int], upto: int, size: int) -> list[tuple]:
+        """Return a page of the revisions after one: (oid, tid, references stored, references found out, state).
+
+        Either may be None. upto, state: as of unknown_references.
+        """
+        oid, tid = after
+        return session.all(self.sql.known_references, (oid, oid, tid, upto, size))
+
     # Administration -----------------------------------------------------------------------------------------------
 
     def count(self, session: Session) -> int:
@@ -508,6 +546,10 @@ class Adapter:
     def oid_list(self, oids: Iterable[int]) -> str:
         """Return the parameter that stands for the macro {oids}."""
         return json.dumps(list(oids))
+
+    def revision_list(self, revisions: Sequence[tuple[int, int]]) -> tuple[str, ...]:
+        """Return the parameters that stand for the macro {revisions}."""
+        return (json.dumps(revisions),)
 
 
 def lock_timeout(lock: int, seconds: float, holder: str) -> LockTimeout:

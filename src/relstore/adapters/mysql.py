@@ -56,6 +56,8 @@ class MySQL(Adapter):
     read_default_file says, or else the driver's defaults.
     """
     name = 'mysql'
+    space = ('There is room for what is stored from now on. OPTIMIZE TABLE object_state gives it back to the disk; it '
+             'needs as much again meanwhile.')
     largest_state = 2 ** 32 - 1     # the packet is smaller: see `stage`
 
     def __init__(self, db: str, *, host: str | None = None, port: int | None = None, unix_socket: str | None = None,
@@ -103,6 +105,7 @@ class MySQL(Adapter):
             memory='MEMORY' if has_memory else 'InnoDB',
             epoch=f"SELECT CONCAT({value}, '.', {server})",
             oids="JSON_TABLE(?, '$[*]' COLUMNS (zoid BIGINT PATH '$'))",
+            revisions="JSON_TABLE(?, '$[*]' COLUMNS (zoid BIGINT PATH '$[0]', tid BIGINT PATH '$[1]'))",
             current='{current_object}' if keeps else '{object_state}',
             last='{transaction}' if keeps else '{object_state}',
             # MySQL shows statistics of yesterday, unless it is told not to.

@@ -48,6 +48,9 @@ class PostgreSQL(Adapter):
     milliseconds before it is acknowledged, and durable.
     """
     name = 'postgresql'
+    space = ('VACUUM, which the server runs by itself, makes room for what is stored from now on. VACUUM FULL '
+             'object_state gives it back to the disk, and nobody can read meanwhile; so does pg_repack, and everybody '
+             'can.')
     # A parameter is sent as text, twice as long, and the server takes 10^9 bytes.
     largest_state = 250_000_000
     # One message takes a tenth less time than pieces that go through a temporary table.
@@ -89,6 +92,7 @@ class PostgreSQL(Adapter):
             # The row's value is as random as it can be; the table's own oid differs after a restore from a dump.
             epoch="SELECT e.value || '.' || e.tableoid FROM {relstore_epoch} e",
             oids='(SELECT unnest(?::bigint[]) AS zoid)',
+            revisions='(SELECT * FROM unnest(?::bigint[], ?::bigint[]) AS r (zoid, tid))',
             current='{current_object}' if keeps else '{object_state}',
             last='{transaction}' if keeps else '{object_state}',
             group='TRUE' if self._group_commit else 'FALSE',
@@ -225,6 +229,9 @@ class PostgreSQL(Adapter):
 
     def oid_list(self, oids: Iterable[int]) -> str:
         return '{' + ','.join(map(str, oids)) + '}'
+
+    def revision_list(self, revisions: Sequence[tuple[int, int]]) -> tuple[str, ...]:
+        return self.oid_list(oid for oid, _ in revisions), self.oid_list(tid for _, tid in revisions)
 
     # Commit -------------------------------------------------------------------------------------------------------
 

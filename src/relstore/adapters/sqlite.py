@@ -41,6 +41,8 @@ class SQLite(Adapter):
     pragmas: settings of SQLite, on top of relstore's own.
     """
     name = 'sqlite'
+    space = ('There is room for what is stored from now on. VACUUM (sqlite3 main.sqlite3 VACUUM, while nobody writes) '
+             'gives it back to the disk; it needs as much again meanwhile.')
     largest_state = 900_000_000     # SQLite's limit is 10^9 bytes a row
     loads_are_cheap = True
 
@@ -64,7 +66,9 @@ class SQLite(Adapter):
         self._tables = Tables(
             reserved=frozenset({'transaction'}), id='INTEGER', bytes='BLOB', chunk='BLOB', bool='INTEGER', no='0',
             md5='TEXT', text='TEXT', unlogged='', epoch='SELECT value FROM {relstore_epoch}',
-            oids='(SELECT value AS zoid FROM json_each(?))')
+            oids='(SELECT value AS zoid FROM json_each(?))',
+            revisions="(SELECT json_extract(value, '$[0]') AS zoid, json_extract(value, '$[1]') AS tid "
+                      'FROM json_each(?))')
         self.sql = Statements('common.sql', 'sqlite.sql', keep_history=keep_history, macros=self._tables,
                               placeholder='?')
 
@@ -82,6 +86,9 @@ class SQLite(Adapter):
         return True
 
     # Connect ------------------------------------------------------------------------------------------------------
+
+    def is_there(self) -> bool:
+        return self.path.exists()
 
     def connect(self) -> Session:
         session = self._open(self.path)

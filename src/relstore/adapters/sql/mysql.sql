@@ -285,6 +285,16 @@ DELETE g FROM {oids} o STRAIGHT_JOIN {relstore_garbage} g ON g.zoid = o.zoid WHE
 -- name: forget_garbage
 DELETE FROM {relstore_garbage} WHERE generation <> ? LIMIT 10000
 
+-- name: garbage_sizes [hp]
+SELECT n.zoid, z.states, z.bytes, n.tid, CASE WHEN n.state_size <= 20000 THEN n.state END
+FROM (SELECT s.zoid, count(*) AS states, CAST(sum(s.state_size) AS SIGNED) AS bytes, max(s.tid) AS tid
+      FROM {revisions} r STRAIGHT_JOIN {object_state} s ON s.zoid = r.zoid AND s.tid <= r.tid GROUP BY s.zoid) z
+     STRAIGHT_JOIN {object_state} n ON n.zoid = z.zoid AND n.tid = z.tid
+
+-- name: garbage_sizes [hf]
+SELECT n.zoid, 1, n.state_size, n.tid, CASE WHEN n.state_size <= 20000 THEN n.state END
+FROM {revisions} r STRAIGHT_JOIN {object_state} n ON n.zoid = r.zoid AND n.tid = r.tid
+
 -- A lock of the session, which is RelStorage's too.
 -- name: lock_pack
 SELECT GET_LOCK(CONCAT(DATABASE(), '.pack'), 0)

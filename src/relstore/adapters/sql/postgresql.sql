@@ -189,6 +189,18 @@ DELETE FROM {relstore_garbage} WHERE zoid = ANY (?::bigint[]) AND generation = ?
 -- name: forget_garbage
 DELETE FROM {relstore_garbage} WHERE generation <> ?
 
+-- name: garbage_sizes [hp]
+SELECT n.zoid, z.states, z.bytes, n.tid, CASE WHEN n.state_size <= 20000 THEN n.state END
+FROM {revisions} r
+     CROSS JOIN LATERAL (SELECT count(*) AS states, sum(state_size)::bigint AS bytes, max(tid) AS tid FROM {object_state}
+                         WHERE zoid = r.zoid AND tid <= r.tid) z
+     CROSS JOIN LATERAL (SELECT * FROM {object_state} WHERE zoid = r.zoid AND tid = z.tid LIMIT 1) n
+
+-- name: garbage_sizes [hf]
+SELECT n.zoid, 1, n.state_size, n.tid, CASE WHEN n.state_size <= 20000 THEN n.state END
+FROM {revisions} r
+     CROSS JOIN LATERAL (SELECT * FROM {object_state} WHERE zoid = r.zoid AND tid = r.tid LIMIT 1) n
+
 -- A lock of the session, which is RelStorage's too.
 -- name: lock_pack
 SELECT pg_try_advisory_lock({key}(-2))
