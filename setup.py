@@ -16,8 +16,10 @@ EXTRAS = {
     'pymysql': ['PyMySQL[rsa] >= 1.1'],
     # In Python alone. pylibmc does as well, but a broken answer can break its C library and with it the process.
     'memcached': ['pymemcache >= 4'],
-    'demo': ['rich >= 13'],
+    # Bars and tables on a terminal: needed by `relstore demo`, and used by the other commands where it is there.
+    'cli': ['rich >= 13'],
 }
+EXTRAS['demo'] = EXTRAS['cli']
 EXTRAS['all'] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
 EXTRAS['test'] = [
     'hypothesis >= 6',
@@ -29,7 +31,7 @@ EXTRAS['test'] = [
     *EXTRAS['memcached'],
     # Its makers publish wheels for these alone; elsewhere it is there or not.
     'pylibmc >= 1.6 ; python_version < "3.12" and sys_platform == "linux" and platform_machine == "x86_64"',
-    *EXTRAS['demo'],
+    *EXTRAS['cli'],
 ]
 
 setup(
@@ -59,5 +61,8 @@ setup(
     python_requires='>=3.10',
     install_requires=['ZODB >= 5.8'],
     extras_require=EXTRAS,
-    entry_points={'console_scripts': ['relstore = relstore.cli.main:main']},
+    entry_points={'console_scripts': [
+        'relstore = relstore.cli.main:main',
+        'zodbpack = relstore.cli.zodbpack:main',
+    ]},
 )

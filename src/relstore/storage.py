@@ -69,6 +69,11 @@ class RelStore(UndoLogCompatible):
         if self._adapter.keep_history:
             alsoProvides(self, IStorageUndoable)
 
+    @property
+    def database(self) -> Database:
+        """What all instances share: for commands that do more than ZODB asks for."""
+        return self._database
+
     # IStorage: what it is -----------------------------------------------------------------------------------------
 
     def getName(self) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from relstore.cli import demo, statements, writers
-from relstore.errors import StorageError
+from relstore.cli import demo, refs, statements, writers
+from relstore.cli.errors import run
 
 # A verb is a module with add_arguments(parser) and run(args) -> exit status; its docstring is the help.
-VERBS = {'demo': demo, 'statements': statements, 'writers': writers}
+VERBS = {'demo': demo, 'refs': refs, 'statements': statements, 'writers': writers}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -18,16 +18,7 @@ def main(argv: list[str] | None = None) -> int:
     What the user can put right is one sentence on stderr, without a traceback unless --traceback asks for it.
     """
     args = _parser().parse_args(argv)
-    try:
-        return VERBS[args.verb].run(args)
-    except KeyboardInterrupt:
-        print('relstore: interrupted', file=sys.stderr)
-        return 130
-    except (StorageError, OSError) as error:
-        if args.traceback:
-            raise
-        print(f'relstore: {_sentence(error)}', file=sys.stderr)
-        return 2
+    return run('relstore', lambda: VERBS[args.verb].run(args), args.traceback)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -39,12 +30,6 @@ def _parser() -> argparse.ArgumentParser:
         module.add_arguments(verb)
         verb.add_argument('--traceback', action='store_true', help='show where an error came from')
     return parser
-
-
-def _sentence(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename is not None:
-        return f'{error.filename}: {error.strerror}'
-    return str(error)
 
 
 if __name__ == '__main__':

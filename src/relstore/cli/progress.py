@@ -1,0 +1,92 @@
+"""Progress: how far a command is. A bar on a terminal, if the package rich is there; else a line now and then."""
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from relstore.pack import Progress
+
+INTERVAL = 5.0      # seconds between two lines
+
+
+@contextmanager
+def progress(in_lines: bool = False) -> Iterator[Progress]:
+    """Yield what is to be told how far it is: (what is being done, how much of it is done, of how much or None)."""
+    if in_lines or not sys.stdout.isatty():
+        yield Lines()
+        return
+    try:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
+    except ImportError:
+        yield Lines()
+        return
+    columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn(), TextColumn('{task.fields[rate]}'),
+               TimeRemainingColumn())
+    with Bars(*columns, transient=True) as bars:
+        yield _Bar(bars)
+
+
+class _Bar:
+    """The bar of what is being done; that of what was done before goes."""
+
+    def __init__(self, bars):
+        self._bars, self._what, self._task = bars, '', None
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        if what != self._what:
+            if self._task is not None:
+                self._bars.remove_task(self._task)
+            self._what, self._began = what, time.monotonic()
+            self._task = self._bars.add_task(what, total=total, rate='')
+        self._bars.update(self._task, completed=done, total=total, rate=_rate(done, time.monotonic() - self._began))
+
+
+class Lines:
+    """A line every few seconds, for a log."""
+
+    def __init__(self):
+        self._what, self._told = '', time.monotonic()
+        self._began = self._told
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        now = time.monotonic()
+        if what != self._what:
+            self._what, self._began = what, now
+        if now - self._told < INTERVAL:
+            return
+        self._told = now
+        line = f'{what}: {done:,}' if done else what
+        rate = done / (now - self._began) if now > self._began else 0
+        if done and total:
+            line += f' of {total:,} ({min(100 * done // total, 100)} %)'
+        if rate:
+            line += f', {_rate(done, now - self._began)}'
+            if total:
+                line += f', {duration(max(total - done, 0) / rate)} left'
+        print(line, flush=True)
+
+
+def _rate(done: int, seconds: float) -> str:
+    return f'{done / seconds:,.0f}/s' if done and seconds > 0 else ''
+
+
+def duration(seconds: float) -> str:
+    """Return a time in a unit that suits it."""
+    if seconds < 1:
+        return f'{1000 * seconds:.1f} ms'
+    if seconds < 100:
+        return f'{seconds:.1f} s'
+    minutes = round(seconds / 60)
+    return f'{minutes} min' if minutes < 120 else f'{minutes // 60} h {minutes % 60} min'
+
+
+def size(count: int) -> str:
+    """Return a number of bytes in a unit that suits it."""
+    for unit, digits in ('bytes', 0), ('kB', 1), ('MB', 1):
+        if count < 1000 or unit == 'MB' and count < 10_000:
+            return f'{count:,.{digits}f} {unit}'
+        count = count / 1000
+    return f'{count:,.1f} GB'

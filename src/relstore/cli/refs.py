@@ -1,0 +1,143 @@
+"""`relstore refs`: find out references ahead of a pack, compare those that are known, or tell who refers to one."""
+from __future__ import annotations
+
+import multiprocessing
+import os
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
+from itertools import islice
+
+from ZODB.POSException import POSError
+
+from relstore.cli import databases
+from relstore.cli.progress import progress
+from relstore.errors import Unavailable
+from relstore.storage import RelStore
+from relstore.survey import RANGE, TOLD, Found, Survey
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument('config', metavar='CONFIG', help='a file with <relstore> or <zodb_db> sections, say zope.conf')
+    parser.add_argument('--jobs', type=_jobs, default=min(os.cpu_count() or 1, 4), metavar='N',
+                        help='processes that work at a time (default: %(default)s)')
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument('--check', action='store_true', help='compare the references that are known with the records')
+    mode.add_argument('--to', type=_oid, metavar='OID', help='tell which objects refer to this one, as in 0x1a2b')
+
+
+def _jobs(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 64:
+        raise ArgumentTypeError(f'{text!r} is no number from 1 to 64')
+    return int(text)
+
+
+def _oid(text: str) -> int:
+    try:
+        oid = int(text, 0)
+    except ValueError:
+        oid = -1
+    if not 0 <= oid < 2 ** 63:
+        raise ArgumentTypeError(f'{text!r} is no oid, as in 0x1a2b')
+    return oid
+
+
+def run(args: Namespace) -> int:
+    """Return 0, or 1 where the comparison finds that references are wrong or records cannot be read."""
+    return max([_one(args, number, named) for number, named in enumerate(databases.read(args.config))])
+
+
+def _one(args: Namespace, number: int, named: databases.Named) -> int:
+    with named.open() as opened:
+        if opened.relstore is None:
+            print(f"{opened.name}: no storage of relstore's, left out.")
+            return 0
+        print(f'{opened.name}: {opened.relstore.database.adapter}')
+        if args.to is not None:
+            return _tell_referrers(opened.relstore, args.to)
+        found, told = Found(), []
+        with progress() as tell:
+            done, about = 0, len(opened.relstore)
+            for part in _parts(args, number, opened.relstore):
+                found.add(part)
+                told += part.told[:TOLD - len(told)]
+                done += RANGE
+                tell('comparing' if args.check else 'finding out', done, max(about, done))
+    for line in told:
+        print(f'  {line}')
+    if found.differences + found.unreadable > len(told):
+        print(f'  ... and {found.differences + found.unreadable - len(told):,} more.')
+    if args.check:
+        print(f'  {found.revisions:,} revisions compared: {found.differences:,} differences, {found.unreadable:,} '
+              'records cannot be read.')
+        return 1 if found.differences or found.unreadable else 0
+    print(f'  References of {found.saved:,} revisions were found out. {found.unreadable:,} of these cannot be read; they '
+          'are taken to refer to all that they may name.')
+    return 0
+
+
+def _tell_referrers(storage: RelStore, oid: int) -> int:
+    count = 0
+    with progress() as tell:
+        for referrer in Survey(storage.database, tell).referrers(oid):
+            print(f'  {referrer.oid:#x} {referrer.class_name or "?"} (tid {referrer.tid:#x})')
+            count += 1
+    print(f'  {count:,} objects refer to {oid:#x}.')
+    return 0
+
+
+def _parts(args: Namespace, number: int, storage: RelStore) -> Iterator[Found]:
+    """Yield what comes of one range of objects after the other."""
+    survey = Survey(storage.database)
+    if args.jobs == 1:
+        look = survey.compare if args.check else survey.fill
+        for after, upto in survey.ranges():
+            yield look(after, upto)
+        return
+    with ExitStack() as stack:
+        # Not forked: threads of this process may hold locks, and nothing of it is needed.
+        pool = stack.enter_context(ProcessPoolExecutor(
+            args.jobs, multiprocessing.get_context('spawn'), _begin, (args.config, number, args.check)))
+        stack.callback(pool.shutdown, cancel_futures=True)
+        ranges, waiting = survey.ranges(), set()
+        try:
+            while True:
+                waiting |= {pool.submit(_work, *some) for some in islice(ranges, 2 * args.jobs - len(waiting))}
+                if not waiting:
+                    return
+                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                    waiting.remove(future)
+                    yield _result(future)
+        except BrokenProcessPool as e:
+            raise Unavailable('One of the processes has died; what was found out is kept. Start it again.') from e
+
+
+def _result(future: Future) -> Found:
+    found = future.result()
+    if isinstance(found, str):
+        raise Unavailable(found)
+    return found
+
+
+# In a process of its own.
+
+_opened = ExitStack()
+
+
+def _begin(config: str, number: int, check: bool) -> None:
+    global _look
+    opened = _opened.enter_context(databases.read(config)[number].open())
+    survey = Survey(opened.relstore.database)
+    _look = survey.compare if check else survey.fill
+
+
+def _work(after: int, upto: int) -> Found | str:
+    """Return what came of it, or why not: not every exception can be sent to another process."""
+    try:
+        return _look(after, upto)
+    except POSError as e:
+        return str(e)
+
+

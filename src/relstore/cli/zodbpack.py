@@ -1,0 +1,234 @@
+"""`zodbpack`: pack the storages that a configuration file names, see what would go, or look for broken references."""
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+
+from persistent.TimeStamp import TimeStamp
+from ZODB.serialize import referencesf
+from ZODB.utils import p64
+
+from relstore.cli import databases
+from relstore.cli.errors import INTERRUPTED, run
+from relstore.cli.progress import duration, progress, size
+from relstore.errors import ConfigurationError
+from relstore.pack import LATER, OBJECT, Report
+from relstore.storage import RelStore
+from relstore.survey import ClassSize, Dangling, Survey
+
+CLASSES = 20        # in the table of a dry run
+BROKEN = 50         # references that lead nowhere, of which the path is shown
+STEPS = 12          # of a path
+DAY = 86400
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; return its exit status: 0 done, 1 it found something wrong, 2 it could not be done."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.list and not args.dry_run:
+        parser.error('--list needs --dry-run.')
+    if not 0 <= args.days <= 36525:
+        parser.error('--days needs a number from 0 to 36525.')
+    with _logging(args.verbose):
+        return run('zodbpack', lambda: _all(args), args.traceback)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog='zodbpack', description='Remove old revisions, and objects that nothing refers to. A site may go on.')
+    parser.add_argument('config', metavar='CONFIG', help='a file with <relstore> or <zodb_db> sections, say zope.conf')
+    parser.add_argument('--days', type=float, default=1, metavar='N',
+                        help='keep what was current, or reachable, in the last N days (default: 1; 0: pack to now)')
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument('--dry-run', action='store_true', help='remove nothing, and tell what would go, by class')
+    mode.add_argument('--prepack', action='store_true', help='only look for what may go, and write it down')
+    mode.add_argument('--use-prepack-state', action='store_true', help='only remove what was written down so')
+    mode.add_argument('--check-refs-only', action='store_true',
+                      help='remove nothing, and look for references that lead nowhere')
+    parser.add_argument('--list', metavar='FILE', help='with --dry-run: write each oid that would go into a file')
+    parser.add_argument('--verbose', action='store_true', help='tell more, and how far it is in lines, not in a bar')
+    parser.add_argument('--traceback', action='store_true', help='show where an error came from')
+    return parser
+
+
+@contextmanager
+def _logging(verbose: bool) -> Iterator[None]:
+    logger, handler = logging.getLogger('relstore'), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s' if verbose else '%(message)s'))
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO if verbose else logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+def _all(args: argparse.Namespace) -> int:
+    """Return the worst status; one storage that cannot be packed does not keep the others from it."""
+    named = databases.read(args.config)
+    if args.list:
+        open(args.list, 'w').close()
+    worst = 0
+    for storage in named:
+        status = run('zodbpack', lambda: _one(args, storage), args.traceback)
+        if status == INTERRUPTED:
+            return status
+        worst = max(worst, status)
+    return worst
+
+
+def _one(args: argparse.Namespace, named: databases.Named) -> int:
+    with named.open() as opened:
+        relstore = opened.relstore
+        if relstore is None:
+            return _plain_pack(args, opened)
+        print(f'{opened.name}: {relstore.database.adapter}')
+        if args.check_refs_only:
+            return _check(args, relstore)
+        return _pack(args, relstore)
+
+
+def _plain_pack(args: argparse.Namespace, opened: databases.Opened) -> int:
+    """Pack a storage of another kind, which knows no more than a time."""
+    if args.dry_run or args.prepack or args.use_prepack_state or args.check_refs_only:
+        raise ConfigurationError(f"{opened.name} is no storage of relstore's; it can only be packed, with --days.")
+    print(f'{opened.name}: {type(opened.storage).__name__}')
+    before = opened.storage.getSize()
+    with databases.foreign(opened.name):
+        opened.storage.pack(time.time() - args.days * DAY, referencesf)
+    print(f'  Packed. On disk: {size(before)} before, {size(opened.storage.getSize())} now.')
+    return 0
+
+
+def _pack(args: argparse.Namespace, storage: RelStore) -> int:
+    # What is not said here, the options of the storage say.
+    said = args.dry_run or args.prepack or args.use_prepack_state
+    modes = {'dry_run': args.dry_run, 'prepack_only': args.prepack, 'skip_prepack': args.use_prepack_state}
+    before = storage.getSize()
+    with progress(args.verbose) as tell:
+        report = storage.pack(time.time() - args.days * DAY, progress=tell, **(modes if said else {}))
+        sizes = Survey(storage.database, tell).sizes(report) if report.listed else {}
+    print(f'  Pack time {_time(report.pack_tid)}; the newest transaction then was of {_time(report.marked_tid)}.')
+    if report.listed:
+        _tell_what_would_go(report, sizes)
+        if args.list:
+            _write_list(args.list, report)
+    elif args.prepack:
+        print(f'  Written down: {_going(report)}. Remove them with --use-prepack-state.')
+    else:
+        _tell_what_went(report)
+        print(f'  On disk: {size(before)} before, {size(storage.getSize())} now. {storage.database.adapter.space}')
+    _tell_more(args, report)
+    return 0
+
+
+def _tell_what_went(report: Report) -> None:
+    transactions = f', {report.transactions:,} transactions' if report.transactions else ''
+    print(f'  Removed: {report.states:,} states, {size(report.bytes)}{transactions}.')
+    if report.objects or report.older:
+        print(f'  They were of {_going(report)}.')
+    if report.spared:
+        print(f'  {report.spared:,} objects stay, because they were linked or changed since.')
+    print(f'  Nobody could vote for {duration(report.locked)} in all, {duration(report.longest_lock)} at most. '
+          f'{report.steps:,} steps, the longest {duration(report.longest_step)}.')
+
+
+def _going(report: Report) -> str:
+    return (f'{report.objects - report.spared:,} objects that go as a whole, and {report.older:,} objects that lose '
+            'older revisions')
+
+
+def _tell_more(args: argparse.Namespace, report: Report) -> None:
+    if report.later:
+        when = 'after the next pack that is no dry run' if report.listed else 'from now'
+        days = f'{args.days:g} days' if args.days != 1 else '1 day'
+        print(f'  {report.later:,} objects are unreachable, but nobody knows for how long: with --days {args.days:g} they '
+              f'can be removed {days} {when}, with --days 0 at once.')
+    if report.unreadable:
+        examples = ', '.join(f'{oid:#x} (tid {tid:#x})' for oid, tid in report.examples)
+        print(f'  {report.unreadable:,} records cannot be read; they are taken to refer to all that they may name: '
+              f'{examples}')
+    print('  Time: ' + ', '.join(f'{phase} {duration(seconds)}' for phase, seconds in report.seconds.items()))
+
+
+def _tell_what_would_go(report: Report, sizes: dict[str, ClassSize]) -> None:
+    states, weight = sum(of.states for of in sizes.values()), sum(of.bytes for of in sizes.values())
+    print(f'  Would go: {states:,} states, {size(weight)}.')
+    print(f'  They are of {_going(report)}.')
+    if not sizes:
+        return
+    rows = sorted(sizes.items(), key=lambda item: (-item[1].bytes, item[0]))
+    _table([('Bytes', 'States', 'Objects', 'Class', 'For example'), *(
+        (f'{of.bytes:,}', f'{of.states:,}', f'{of.objects:,}', name or '?', ' '.join(map(hex, of.examples)))
+        for name, of in rows[:CLASSES])])
+    if len(rows) > CLASSES:
+        rest = [of for _, of in rows[CLASSES:]]
+        print(f'  ... and {len(rest):,} more classes: {sum(of.bytes for of in rest):,} bytes, '
+              f'{sum(of.states for of in rest):,} states, {sum(of.objects for of in rest):,} objects.')
+
+
+def _table(rows: list[tuple[str, ...]]) -> None:
+    """Print columns; the first three are numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [cell.rjust(width) if n < 3 else cell.ljust(width)
+                 for n, (cell, width) in enumerate(zip(row, widths, strict=True))]
+        print('  ' + '  '.join(cells).rstrip())
+
+
+def _write_list(path: str, report: Report) -> None:
+    with open(path, 'a', encoding='ascii') as file:
+        for oid, tid, goes in zip(*report.listed, strict=True):
+            if goes != LATER:
+                file.write(f'{oid:#x} object\n' if goes == OBJECT else f'{oid:#x} revisions before {tid:#x}\n')
+
+
+def _check(args: argparse.Namespace, storage: RelStore) -> int:
+    with progress(args.verbose) as tell:
+        survey = Survey(storage.database, tell)
+        found = survey.dangling()
+        shown = [(broken, broken.path()) for broken in islice(found, BROKEN)]
+        more = sum(1 for _ in found)
+    names = survey.classes(sorted({oid for _, path in shown for oid in _some(path)}))
+    for broken, path in shown:
+        _tell_broken(broken, path, names)
+    report = survey.report
+    if more:
+        print(f'  ... and {more:,} more.')
+    if report.unreadable:
+        examples = ', '.join(f'{oid:#x} (tid {tid:#x})' for oid, tid in report.examples)
+        print(f'  {report.unreadable:,} records cannot be read: {examples}')
+    print(f'  {len(shown) + more:,} references lead nowhere. {report.revisions:,} revisions were looked at.')
+    return 1 if shown or report.unreadable else 0
+
+
+def _tell_broken(broken: Dangling, path: list[int], names: dict[int, str]) -> None:
+    what = 'is deleted' if broken.deleted else 'is missing'
+    print(f'  {broken.oid:#x} {names.get(broken.oid) or "?"} refers to {broken.target:#x}, which {what}. '
+          'From the root:')
+    some = _some(path)
+    for number, oid in enumerate(some):
+        if number == STEPS // 2 and len(some) < len(path):
+            print(f'      ... {len(path) - len(some):,} more objects ...')
+        print(f'      {oid:#x} {names.get(oid) or "?"}')
+
+
+def _some(path: list[int]) -> list[int]:
+    """Return the ends of a path that is long."""
+    return path if len(path) <= STEPS else path[:STEPS // 2] + path[-STEPS // 2:]
+
+
+def _time(tid: int) -> str:
+    return f'{TimeStamp(p64(tid))}'[:19] + ' UTC' if tid else 'the beginning'
+
+
+if __name__ == '__main__':
+    sys.exit(main())

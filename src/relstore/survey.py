@@ -1,0 +1,239 @@
+"""Survey: looks at a database for the one who runs it. Nothing that is stored is changed.
+
+References that lead nowhere, who refers to an object, what a pack would remove by class. And the references that are
+not known, which it finds out ahead of a pack, or all, which it compares with the records.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from ZODB.utils import p64
+
+from relstore.adapters.base import MAX_TID
+from relstore.conflicts import class_name
+from relstore.database import Database
+from relstore.errors import ConfigurationError
+from relstore.pack import OBJECT, OLDER, Packer, Progress, Report
+from relstore.references import might_refer, references, unpack
+from relstore.session import Session
+
+# Records that are read at a time: most are not longer than 20,000 bytes, the others come one by one.
+ROWS = 500
+# Objects of a range, which is looked at by one process.
+RANGE = 5000
+# Examples that are told of something.
+EXAMPLES = 5
+# Differences and unreadable records that are told of a range.
+TOLD = 100
+
+
+@dataclass(frozen=True)
+class Dangling:
+    """A reference that leads nowhere."""
+    oid: int                # refers to it
+    target: int
+    deleted: bool           # the object was there once; else there is no trace of it
+    path: Callable[[], list[int]]       # the oids from the root to `oid`
+
+
+@dataclass(frozen=True)
+class Referrer:
+    oid: int
+    tid: int
+    class_name: str         # '' if it is not known
+
+
+@dataclass
+class ClassSize:
+    """What goes of the objects of one class."""
+    objects: int = 0        # that go as a whole
+    states: int = 0
+    bytes: int = 0
+    examples: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Found:
+    """What came of looking at some revisions."""
+    revisions: int = 0
+    saved: int = 0                      # references that were found out
+    unreadable: int = 0
+    differences: int = 0
+    told: list[str] = field(default_factory=list)
+
+    def add(self, other: Found) -> None:
+        self.revisions += other.revisions
+        self.saved += other.saved
+        self.unreadable += other.unreadable
+        self.differences += other.differences
+
+
+class Survey(Packer):
+    """One look at one database, which reads it as a pack does."""
+
+    def __init__(self, database: Database, progress: Progress = lambda what, done, total: None):
+        super().__init__(database, progress)
+        self._options = replace(self._options, pack_gc=True)    # references are to be read whatever a pack does
+
+    def dangling(self) -> Iterator[Dangling]:
+        """Yield the references of reachable objects that lead nowhere, nearest to the root first."""
+        graph, _ = self._read(None)
+        self._progress('looking', 0, None)
+        graph.finish(MAX_TID, keep_nowhere=True)
+        root = graph.place_of(0)
+        if root is None or not graph.current[root]:
+            raise ConfigurationError(f'{self._adapter} has no root object (oid 0), so nothing in it can be reached.')
+        for place, target in graph.dangling(root):
+            there = graph.place_of(target)
+            yield Dangling(graph.oid_of(place), target, there is not None and graph.current[there] > 0,
+                           lambda place=place: [graph.oid_of(step) for step in graph.path_to(place)])
+
+    def referrers(self, oid: int) -> Iterator[Referrer]:
+        """Yield the objects whose current state refers to one."""
+        wanted, done = p64(oid), 0
+        with self._database.pool.session() as session:
+            at = self._adapter.begin_snapshot(session)
+            about = self._adapter.estimated_count(session)
+            for page in self._adapter.revisions(session, True):
+                rows = [row[:2] for row in self._with_references(page, session, None)
+                        if wanted in row[2] and oid in unpack(row[2])]
+                for some in _lists(rows, ROWS):
+                    names = self._classes(session, [row[0] for row in some], at)
+                    for referrer, tid in some:
+                        if names.get(referrer, ('', 0))[1] == tid:
+                            yield Referrer(referrer, tid, names[referrer][0])
+                done += len(page)
+                self._progress('reading', done, max(about, done))
+
+    def classes(self, oids: Sequence[int]) -> dict[int, str]:
+        """Return the classes of objects, by oid."""
+        with self._database.pool.session() as session:
+            found: dict[int, str] = {}
+            for some in _lists(oids, ROWS):
+                found |= {oid: name for oid, (name, _) in self._classes(session, some, MAX_TID).items()}
+            return found
+
+    def _classes(self, session: Session, oids: Sequence[int], at: int) -> dict[int, tuple[str, int]]:
+        """Return (class, tid) of objects as a view at a tid sees them."""
+        rows = {oid: (state, tid) for oid, state, tid, _ in self._adapter.load_many(session, oids, at, 20_000)}
+        for oid in oids:
+            if oid not in rows:
+                large = self._adapter.load_at(session, oid, at)
+                if large is not None:
+                    rows[oid] = large[:2]
+        return {oid: (class_name(self._database.plain(state)), tid) for oid, (state, tid) in rows.items()}
+
+    def sizes(self, report: Report) -> dict[str, ClassSize]:
+        """Return what a pack would remove, by class: from the report of a dry run."""
+        sizes: dict[str, ClassSize] = {}
+        listed = ((oid, tid - (goes == OLDER), goes) for oid, tid, goes in zip(*report.listed, strict=True)
+                  if goes in (OBJECT, OLDER))
+        done, total = 0, report.objects + report.older
+        with self._database.pool.session() as session:
+            for some in _lists(listed, ROWS):
+                whole = {oid for oid, _, goes in some if goes == OBJECT}
+                for oid, states, size, tid, state in self._adapter.garbage_sizes(
+                        session, [(oid, tid) for oid, tid, _ in some]):
+                    if state is None:
+                        [state] = self._adapter.load_serial(session, oid, tid) or [None]
+                    of_class = sizes.setdefault(class_name(self._database.plain(state)), ClassSize())
+                    of_class.objects += oid in whole
+                    of_class.states += states
+                    of_class.bytes += size or 0
+                    if len(of_class.examples) < EXAMPLES:
+                        of_class.examples.append(oid)
+                done += len(some)
+                self._progress('weighing', done, total)
+        return sizes
+
+    # The references of all revisions, range by range ----------------------------------------------------------------
+
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        """Yield ranges of oids, (after, up to), in which all objects are."""
+        after = -1
+        while True:
+            with self._database.pool.session() as session:
+                upto = self._adapter.objects_end(session, after, RANGE)
+            if upto is None:
+                return
+            yield after, upto
+            after = upto
+
+    def fill(self, after: int, upto: int) -> Found:
+        """Find out and keep the references that are not known, of the objects of a range."""
+        found = Found()
+        with self._database.pool.session() as session:
+            for page in self._all(session, self._adapter.unknown_references, after, upto):
+                rows = []
+                for oid, tid, state in page:
+                    record = self._record(session, oid, tid, state)
+                    if record is None:
+                        continue        # changed or packed in this moment
+                    refs = references(record)
+                    if refs is None:
+                        self._tell(found, oid, tid, 'cannot be read')
+                        found.unreadable += 1
+                        refs = might_refer(record)
+                    rows.append((oid, tid, refs))
+                if rows:
+                    self._adapter.save_references(session, rows)
+                found.revisions += len(page)
+                found.saved += len(rows)
+        return found
+
+    def compare(self, after: int, upto: int) -> Found:
+        """Compare the references that are known with the records, of the objects of a range."""
+        found = Found()
+        with self._database.pool.session() as session:
+            for page in self._all(session, self._adapter.known_references, after, upto):
+                for oid, tid, stored, kept, state in page:
+                    self._compare(found, oid, tid, {'refs': stored, 'relstore_refs': kept},
+                                  self._record(session, oid, tid, state))
+                found.revisions += len(page)
+        return found
+
+    def _compare(self, found: Found, oid: int, tid: int, known: dict[str, bytes | None], record: bytes | None) -> None:
+        if record is None:
+            return              # changed or packed in this moment
+        refs = references(record)
+        if refs is None:
+            self._tell(found, oid, tid, 'cannot be read')
+            found.unreadable += 1
+            refs = might_refer(record)
+        for where, said in known.items():
+            if said is not None and (len(said) % 8 or set(unpack(said)) != set(unpack(refs))):
+                self._tell(found, oid, tid, f'{where} has {_oids(said)}, and the record refers to {_oids(refs)}')
+                found.differences += 1
+
+    def _all(self, session: Session, read: Callable, after: int, upto: int) -> Iterator[list[tuple]]:
+        """Yield all pages of a range."""
+        page = [(after + 1, -1)]
+        while page:
+            page = read(session, page[-1][:2], upto, ROWS)
+            if page:
+                yield page
+
+    def _record(self, session: Session, oid: int, tid: int, state: bytes | None) -> bytes | None:
+        if state is None:
+            [state] = self._adapter.load_serial(session, oid, tid) or [None]
+        return self._database.plain(state)
+
+    def _tell(self, found: Found, oid: int, tid: int, what: str) -> None:
+        if len(found.told) < TOLD:
+            found.told.append(f'{oid:#x} (tid {tid:#x}): {what}.')
+
+
+def _lists(values, size: int) -> Iterator[list]:
+    values = iter(values)
+    while some := list(islice(values, size)):
+        yield some
+
+
+def _oids(refs: bytes) -> str:
+    if len(refs) % 8:
+        return f'{len(refs)} bytes'
+    oids = sorted(unpack(refs))
+    return (', '.join(f'{oid:#x}' for oid in oids[:EXAMPLES]) + (f' and {len(oids) - EXAMPLES} more'
+            if len(oids) > EXAMPLES else '')) or 'nothing'
