@@ -29,7 +29,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from persistent.TimeStamp import TimeStamp
@@ -93,11 +93,12 @@ class Report:
 class Packer:
     """One pack of one database.
 
-    progress: is told now and then how far it is.
+    progress: is told now and then how far it is. gc: False forbids to collect garbage.
     """
 
-    def __init__(self, database: Database, progress: Progress = lambda what, done, total: None):
-        self._database, self._adapter, self._options = database, database.adapter, database.options
+    def __init__(self, database: Database, progress: Progress = lambda what, done, total: None, gc: bool = True):
+        self._database, self._adapter = database, database.adapter
+        self._options = database.options if gc else replace(database.options, pack_gc=False)
         self._progress = progress
         self.report = Report(gc=self._options.pack_gc)
         self._doomed: _Doomed | None = None     # as it was written down
@@ -172,7 +173,7 @@ class Packer:
         self._progress('marking', 0, None)
         graph.finish(report.pack_tid)
         report.revisions = len(graph)
-        rows = self._garbage(graph, present, marked_at)
+        rows = self._garbage(graph, present, marked_at, _tid_of(pack_time or 0))
         self._timed('marking', began)
 
         began = time.monotonic()
@@ -241,8 +242,11 @@ class Packer:
             self.report.examples.append((oid, tid))
         return might_refer(self._database.plain(state))
 
-    def _garbage(self, graph: Graph, present: bool, marked_at: int) -> Iterator[tuple[int, int, int, int]]:
-        """Return rows for the list, by oid: (oid, tid, since, what goes)."""
+    def _garbage(self, graph: Graph, present: bool, marked_at: int, upto: int) -> Iterator[tuple[int, int, int, int]]:
+        """Return rows for the list, by oid: (oid, tid, since, what goes).
+
+        upto: the tid of the pack time, which may be later than any transaction.
+        """
         pack_tid = self.report.pack_tid
         if self._options.pack_gc:
             self._mark(graph, pack_tid)
@@ -254,7 +258,7 @@ class Packer:
         elif self._adapter.keep_history or present:
             unreached = graph.unreached()
         else:
-            return self._garbage_without_history(graph, gone, marked_at)
+            return self._garbage_without_history(graph, gone, marked_at, upto)
         return _in_order(graph, gone, unreached, marked_at)
 
     def _mark(self, graph: Graph, pack_tid: int) -> None:
@@ -270,18 +274,17 @@ class Packer:
         else:
             graph.reach(graph.changed_after(self.report.marked_tid - 1))
 
-    def _garbage_without_history(self, graph: Graph, gone: Iterable[int], marked_at: int
+    def _garbage_without_history(self, graph: Graph, gone: Iterable[int], marked_at: int, upto: int
                                  ) -> Iterator[tuple[int, int, int, int]]:
         """Nobody knows when an object was unlinked, so it goes when an earlier pack has seen it so.
 
         What stays keeps what it refers to, for it might be linked again.
         """
-        pack_tid = self.report.pack_tid
         places = array('q', graph.unreached())
         known = self._known_garbage()
         since = array('q', (known(graph.oid_of(place), marked_at) for place in places))
         graph.reach(place for place, first in zip(places, since, strict=True)
-                    if first > pack_tid or graph.current[place] > pack_tid)
+                    if first > upto or graph.current[place] > upto)
         last = -1
         for place, goes, first in heapq.merge(
                 ((place, -OBJECT, marked_at) for place in gone),

@@ -480,22 +480,23 @@ class RelStore(UndoLogCompatible):
         return self._database.conflicts.objects()
 
     def pack(
-        self, pack_time: float | None, referencesf: Callable | None = None, *, dry_run: bool | None = None,
-        prepack_only: bool | None = None, skip_prepack: bool | None = None,
+        self, pack_time: float | None, referencesf: Callable | None = None, gc: bool | None = None, *,
+        dry_run: bool | None = None, prepack_only: bool | None = None, skip_prepack: bool | None = None,
         progress: Progress = lambda what, done, total: None
     ) -> Report:
         """Remove what was outdated or unreachable at `pack_time`, in seconds since 1970 (None: now); see pack.py.
 
-        dry_run: remove nothing, and report what would go. prepack_only: look for it, and write it down.
-        skip_prepack: remove what was written down. Where they are not given, the options say. progress: is told what is
-        being done, how much of it is done, and of how much or None.
+        gc: False forbids to collect garbage. True does not allow what pack-gc forbids, for storages around this one say
+        so whatever they are told. dry_run: remove nothing, and report what would go. prepack_only: look for it, and
+        write it down. skip_prepack: remove what was written down. Where they are not given, the options say. progress:
+        is told what is being done, how much of it is done, and of how much or None.
 
         Unavailable if somebody else is packing. referencesf is not used: no class is loaded.
         """
         options = self._database.options
         if not dry_run:
             self._check_writable()
-        return Packer(self._database, progress).run(
+        return Packer(self._database, progress, gc is not False).run(
             pack_time, dry_run=options.pack_dry_run if dry_run is None else dry_run,
             prepack_only=options.pack_prepack_only if prepack_only is None else prepack_only,
             skip_prepack=options.pack_skip_prepack if skip_prepack is None else skip_prepack)
