@@ -108,7 +108,9 @@ def read(path: str) -> list[Named]:
     try:
         config, _ = _Loader(ZConfig.loadSchemaFile(io.StringIO(SCHEMA))).loadURL(path)
     except (ZConfig.ConfigurationError, ZConfig.SchemaError, UnicodeDecodeError, ValueError) as e:
-        raise ConfigurationError(f'{path} cannot be read: {e}') from e
+        first, *rest = str(e).splitlines()
+        last = rest[-1] if rest else ''     # there may be a traceback between
+        raise ConfigurationError(f'{path} cannot be read: {first} {last}'.rstrip()) from e
     named = [Named(factory.name or '', factory) for factory in config.storages]
     named += [Named(database.name or '', database.config.storage) for database in config.databases]
     if not named:

@@ -73,7 +73,7 @@ def _one(args: Namespace, number: int, named: databases.Named) -> int:
         print(f'  {found.revisions:,} revisions compared: {found.differences:,} differences, {found.unreadable:,} '
               'records cannot be read.')
         return 1 if found.differences or found.unreadable else 0
-    print(f'  References of {found.saved:,} revisions were found out. {found.unreadable:,} of these cannot be read; they '
+    print(f'  References of {found.saved:,} revisions were found out. {found.unreadable:,} cannot be read, and '
           'are taken to refer to all that they may name.')
     return 0
 

@@ -150,8 +150,8 @@ def _tell_more(args: argparse.Namespace, report: Report) -> None:
     if report.later:
         when = 'after the next pack that is no dry run' if report.listed else 'from now'
         days = f'{args.days:g} days' if args.days != 1 else '1 day'
-        print(f'  {report.later:,} objects are unreachable, but nobody knows for how long: with --days {args.days:g} they '
-              f'can be removed {days} {when}, with --days 0 at once.')
+        print(f'  {report.later:,} objects are unreachable, but nobody knows for how long: with --days {args.days:g} '
+              f'they can be removed {days} {when}, with --days 0 at once.')
     if report.unreadable:
         examples = ', '.join(f'{oid:#x} (tid {tid:#x})' for oid, tid in report.examples)
         print(f'  {report.unreadable:,} records cannot be read; they are taken to refer to all that they may name: '
