@@ -97,7 +97,7 @@ class Survey(Packer):
             at = self._adapter.begin_snapshot(session)
             about = self._adapter.estimated_count(session)
             for page in self._adapter.revisions(session, True):
-                rows = [row[:2] for row in self._with_references(page, session, None)
+                rows = [row[:2] for row in self._with_references(page, session, [])
                         if wanted in row[2] and oid in unpack(row[2])]
                 for some in _lists(rows, ROWS):
                     names = self._classes(session, [row[0] for row in some], at)
