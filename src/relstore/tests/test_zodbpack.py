@@ -33,6 +33,7 @@ from relstore.tests.backends import (
     cases,
 )
 from relstore.tests.commands import Commands, environment, oids
+from relstore.tests.servers import cannot_run
 
 TID = re.compile(r'tid 0x[0-9a-f]{15,16}')
 
@@ -440,14 +441,14 @@ class Wrapped(SQLiteHistoryPreserving, Zodbpack):
     def fill_wrapped(self, wrap):
         with closing(DB(FileStorage(str(self.here / 'Data.fs')))) as db:
             with db.transaction() as connection:
-                connection.root()['kept'] = PersistentMapping({n: PersistentMapping() for n in range(5)})
-                connection.root()['gone'] = PersistentMapping({n: PersistentMapping() for n in range(5)})
+                connection.root()['kept'] = PersistentMapping({n: PersistentMapping(a='x' * 99) for n in range(5)})
+                connection.root()['gone'] = PersistentMapping({n: PersistentMapping(a='x' * 99) for n in range(5)})
             with db.transaction() as connection:
                 stay, go = oids(connection.root()['kept']), oids(connection.root().pop('gone'))
             with closing(wrap(self.open_storage())) as storage:
                 storage.copyTransactionsFrom(db.storage)
         with closing(sqlite3.connect(self.adapter().path)) as connection, connection:
-            [[count]] = connection.execute("SELECT count(*) FROM object_state WHERE substr(state, 1, 2) = x'2e68'")
+            [[count]] = connection.execute("SELECT count(*) FROM object_state WHERE substr(state, 1, 1) = x'2e'")
             self.assertGreater(count, 10)
             connection.execute('UPDATE object_state SET refs = NULL')
         return [0, *stay], go
@@ -466,6 +467,14 @@ class Wrapped(SQLiteHistoryPreserving, Zodbpack):
         stay, go = self.fill_wrapped(lambda storage: HexStorage(HexStorage(storage)))
         self.assertPacks(self.write('hex.conf', '%import ZODB.tests', '<hexstorage>', '<hexstorage>', self.section(),
                                     '</hexstorage>', '</hexstorage>'), stay, go)
+
+    def test_compressed(self):
+        if importlib.util.find_spec('zc.zlibstorage') is None:
+            cannot_run(self, 'zc.zlibstorage is not installed')
+        from zc.zlibstorage import ZlibStorage
+        stay, go = self.fill_wrapped(ZlibStorage)
+        self.assertPacks(self.write('zlib.conf', '%import zc.zlibstorage', '<zlibstorage>', self.section(),
+                                    '</zlibstorage>'), stay, go)
 
     def test_registered_as_a_database_does(self):
         stay, go = self.fill_wrapped(HexStorage)
