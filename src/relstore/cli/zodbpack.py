@@ -25,6 +25,7 @@ CLASSES = 20        # in the table of a dry run
 BROKEN = 50         # references that lead nowhere, of which the path is shown
 STEPS = 12          # of a path
 DAY = 86400
+SLACK = 3600        # seconds that a day may be shorter from one night's pack to the next: cron and packs are not exact
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -114,7 +115,7 @@ def _pack(args: argparse.Namespace, storage: RelStore) -> int:
     modes = {'dry_run': args.dry_run, 'prepack_only': args.prepack, 'skip_prepack': args.use_prepack_state}
     before = storage.getSize()
     with progress(args.verbose) as tell:
-        report = storage.pack(time.time() - args.days * DAY, progress=tell, **(modes if said else {}))
+        report = storage.pack(_pack_time(args.days, storage), progress=tell, **(modes if said else {}))
         sizes = Survey(storage.database, tell).sizes(report) if report.listed else {}
     print(f'  Pack time {_time(report.pack_tid)}; the newest transaction then was of {_time(report.marked_tid)}.')
     if report.listed:
@@ -128,6 +129,12 @@ def _pack(args: argparse.Namespace, storage: RelStore) -> int:
         print(f'  On disk: {size(before)} before, {size(storage.getSize())} now. {storage.database.adapter.space}')
     _tell_more(args, report)
     return 0
+
+
+def _pack_time(days: float, storage: RelStore) -> float:
+    """Return the pack time. Without history it is compared with when an earlier pack ran, maybe the night before."""
+    back = days * DAY
+    return time.time() - (back if storage.supportsUndo() else back - min(back / 20, SLACK))
 
 
 def _tell_what_went(report: Report) -> None:

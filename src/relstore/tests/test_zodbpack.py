@@ -104,10 +104,15 @@ class Packs(Zodbpack):
         self.assertEqual(told in out, not self.keep_history, out)
 
     def test_a_day_later(self):
+        """Or an hour less: what runs every night does not run every 24 hours to the second."""
         stay, go = self.fill()
         self.works(self.config())
-        tomorrow = time.time() + 86400 + 60
-        with mock.patch.object(time, 'time', lambda: tomorrow):
+        now = time.time()
+        for hours in 12, 22.9:
+            with mock.patch.object(time, 'time', lambda hours=hours: now + 3600 * hours):
+                self.works(self.config())
+            self.assertEqual(self.there(stay + go), stay + go)
+        with mock.patch.object(time, 'time', lambda: now + 3600 * (24 if self.keep_history else 23.1)):
             self.works(self.config())
         self.assertEqual(self.there(stay + go), stay)
 
