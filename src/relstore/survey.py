@@ -209,7 +209,7 @@ class Survey(Packer):
 
     def _all(self, session: Session, read: Callable, after: int, upto: int) -> Iterator[list[tuple]]:
         """Yield all pages of a range."""
-        page = [(after + 1, -1)]
+        page = [(after, MAX_TID)]
         while page:
             page = read(session, page[-1][:2], upto, ROWS)
             if page:

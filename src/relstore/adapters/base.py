@@ -512,16 +512,17 @@ class Adapter:
 
         upto: an oid. The state is None where it is large.
         """
-        oid, tid = after
-        return session.all(self.sql.unknown_references, (oid, oid, tid, upto, size))
+        return session.all(self.sql.unknown_references, (*self._after(after), upto, size))
 
     def known_references(self, session: Session, after: tuple[int, int], upto: int, size: int) -> list[tuple]:
         """Return a page of the revisions after one: (oid, tid, references stored, references found out, state).
 
         Either may be None. upto, state: as of unknown_references.
         """
-        oid, tid = after
-        return session.all(self.sql.known_references, (oid, oid, tid, upto, size))
+        return session.all(self.sql.known_references, (*self._after(after), upto, size))
+
+    def _after(self, revision: tuple[int, int]) -> tuple[int, ...]:
+        return self.after(*revision) if self.keep_history else revision[:1]
 
     # Administration -----------------------------------------------------------------------------------------------
 
@@ -546,6 +547,10 @@ class Adapter:
     def oid_list(self, oids: Iterable[int]) -> str:
         """Return the parameter that stands for the macro {oids}."""
         return json.dumps(list(oids))
+
+    def after(self, first: int, second: int) -> tuple[int, ...]:
+        """Return the parameters that stand for a row where a page is to begin after it."""
+        return first, second
 
     def revision_list(self, revisions: Sequence[tuple[int, int]]) -> tuple[str, ...]:
         """Return the parameters that stand for the macro {revisions}."""

@@ -510,6 +510,10 @@ class MySQL(Adapter):
 
     # Phrases ------------------------------------------------------------------------------------------------------
 
+    def after(self, first: int, second: int) -> tuple[int, ...]:
+        """No index serves a comparison of rows."""
+        return first, first, second
+
     def _send(self, session: Session, statements: Sequence[Statement]) -> list[list[Row]]:
         """Run statements in as few messages as is safe; return the rows of each, in order."""
         results = []

@@ -263,12 +263,12 @@ SELECT max(tid) FROM (SELECT tid FROM {transaction} WHERE tid > ? AND tid <= ? O
 -- name: garbage_sizes [hp]
 SELECT n.zoid, z.states, z.bytes, n.tid, CASE WHEN n.state_size <= 20000 THEN n.state END
 FROM (SELECT s.zoid, count(*) AS states, sum(s.state_size) AS bytes, max(s.tid) AS tid
-      FROM {revisions} r JOIN {object_state} s ON s.zoid = r.zoid AND s.tid <= r.tid GROUP BY s.zoid) z
-     JOIN {object_state} n ON n.zoid = z.zoid AND n.tid = z.tid
+      FROM {revisions} r CROSS JOIN {object_state} s WHERE s.zoid = r.zoid AND s.tid <= r.tid GROUP BY s.zoid) z
+     CROSS JOIN {object_state} n WHERE n.zoid = z.zoid AND n.tid = z.tid
 
 -- name: garbage_sizes [hf]
 SELECT n.zoid, 1, n.state_size, n.tid, CASE WHEN n.state_size <= 20000 THEN n.state END
-FROM {revisions} r JOIN {object_state} n ON n.zoid = r.zoid AND n.tid = r.tid
+FROM {revisions} r CROSS JOIN {object_state} n WHERE n.zoid = r.zoid AND n.tid = r.tid
 
 -- The last of the next so many objects.
 -- name: objects_end [hp]
@@ -277,32 +277,31 @@ SELECT max(zoid) FROM (SELECT zoid FROM {current_object} WHERE zoid > ? ORDER BY
 -- name: objects_end [hf]
 SELECT max(zoid) FROM (SELECT zoid FROM {object_state} WHERE zoid > ? ORDER BY zoid LIMIT ?) c
 
--- A page of the revisions whose references are not known, of the objects up to one.
+-- A page of the revisions whose references are not known, of objects up to one, after those given (where there is one of
+-- each object, by oid).
 -- name: unknown_references [hp]
 SELECT s.zoid, s.tid, CASE WHEN s.state_size <= 20000 THEN s.state END
 FROM {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
-WHERE s.zoid >= ? AND (s.zoid > ? OR s.tid > ?) AND s.zoid <= ? AND s.state IS NOT NULL
-      AND s.refs IS NULL AND r.refs IS NULL ORDER BY s.zoid, s.tid LIMIT ?
+WHERE (s.zoid, s.tid) > (?, ?) AND s.zoid <= ? AND s.state IS NOT NULL AND s.refs IS NULL AND r.refs IS NULL
+ORDER BY s.zoid, s.tid LIMIT ?
 
 -- name: unknown_references [hf]
 SELECT s.zoid, s.tid, CASE WHEN s.state_size <= 20000 THEN s.state END
 FROM {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
-WHERE s.zoid >= ? AND (s.zoid > ? OR s.tid > ?) AND s.zoid <= ? AND s.state IS NOT NULL
-      AND (s.refs IS NULL OR s.refs_tid <> s.tid) AND r.refs IS NULL ORDER BY s.zoid, s.tid LIMIT ?
+WHERE s.zoid > ? AND s.zoid <= ? AND s.state IS NOT NULL
+      AND (s.refs IS NULL OR s.refs_tid <> s.tid) AND r.refs IS NULL ORDER BY s.zoid LIMIT ?
 
 -- A page of revisions: the references as they came with the state, as they were found out later, and the state.
 -- name: known_references [hp]
 SELECT s.zoid, s.tid, s.refs, r.refs, CASE WHEN s.state_size <= 20000 THEN s.state END
 FROM {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
-WHERE s.zoid >= ? AND (s.zoid > ? OR s.tid > ?) AND s.zoid <= ? AND s.state IS NOT NULL
-ORDER BY s.zoid, s.tid LIMIT ?
+WHERE (s.zoid, s.tid) > (?, ?) AND s.zoid <= ? AND s.state IS NOT NULL ORDER BY s.zoid, s.tid LIMIT ?
 
 -- name: known_references [hf]
 SELECT s.zoid, s.tid, CASE WHEN s.refs_tid = s.tid THEN s.refs END, r.refs,
        CASE WHEN s.state_size <= 20000 THEN s.state END
 FROM {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
-WHERE s.zoid >= ? AND (s.zoid > ? OR s.tid > ?) AND s.zoid <= ? AND s.state IS NOT NULL
-ORDER BY s.zoid, s.tid LIMIT ?
+WHERE s.zoid > ? AND s.zoid <= ? AND s.state IS NOT NULL ORDER BY s.zoid LIMIT ?
 
 -- What relstore knows about the database -------------------------------------------------------------------------
 

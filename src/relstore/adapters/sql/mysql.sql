@@ -285,6 +285,17 @@ DELETE g FROM {oids} o STRAIGHT_JOIN {relstore_garbage} g ON g.zoid = o.zoid WHE
 -- name: forget_garbage
 DELETE FROM {relstore_garbage} WHERE generation <> ? LIMIT 10000
 
+-- name: unknown_references [hp]
+SELECT s.zoid, s.tid, CASE WHEN s.state_size <= 20000 THEN s.state END
+FROM {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
+WHERE (s.zoid > ? OR s.zoid = ? AND s.tid > ?) AND s.zoid <= ? AND s.state IS NOT NULL AND s.refs IS NULL AND r.refs IS NULL
+ORDER BY s.zoid, s.tid LIMIT ?
+
+-- name: known_references [hp]
+SELECT s.zoid, s.tid, s.refs, r.refs, CASE WHEN s.state_size <= 20000 THEN s.state END
+FROM {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
+WHERE (s.zoid > ? OR s.zoid = ? AND s.tid > ?) AND s.zoid <= ? AND s.state IS NOT NULL ORDER BY s.zoid, s.tid LIMIT ?
+
 -- name: garbage_sizes [hp]
 SELECT n.zoid, z.states, z.bytes, n.tid, CASE WHEN n.state_size <= 20000 THEN n.state END
 FROM (SELECT s.zoid, count(*) AS states, CAST(sum(s.state_size) AS SIGNED) AS bytes, max(s.tid) AS tid

@@ -189,6 +189,33 @@ DELETE FROM {relstore_garbage} WHERE zoid = ANY (?::bigint[]) AND generation = ?
 -- name: forget_garbage
 DELETE FROM {relstore_garbage} WHERE generation <> ?
 
+-- name: unknown_references [hp]
+SELECT s.zoid, s.tid, CASE WHEN s.state_size <= 20000 THEN s.state END
+FROM {object_state} s LEFT JOIN LATERAL
+     (SELECT refs FROM {relstore_refs} WHERE zoid = s.zoid AND tid = s.tid LIMIT 1) r ON true
+WHERE (s.zoid, s.tid) > (?, ?) AND s.zoid <= ? AND s.state IS NOT NULL AND s.refs IS NULL AND r.refs IS NULL
+ORDER BY s.zoid, s.tid LIMIT ?
+
+-- name: unknown_references [hf]
+SELECT s.zoid, s.tid, CASE WHEN s.state_size <= 20000 THEN s.state END
+FROM {object_state} s LEFT JOIN LATERAL
+     (SELECT refs FROM {relstore_refs} WHERE zoid = s.zoid AND tid = s.tid LIMIT 1) r ON true
+WHERE s.zoid > ? AND s.zoid <= ? AND s.state IS NOT NULL
+      AND (s.refs IS NULL OR s.refs_tid <> s.tid) AND r.refs IS NULL ORDER BY s.zoid LIMIT ?
+
+-- name: known_references [hp]
+SELECT s.zoid, s.tid, s.refs, r.refs, CASE WHEN s.state_size <= 20000 THEN s.state END
+FROM {object_state} s LEFT JOIN LATERAL
+     (SELECT refs FROM {relstore_refs} WHERE zoid = s.zoid AND tid = s.tid LIMIT 1) r ON true
+WHERE (s.zoid, s.tid) > (?, ?) AND s.zoid <= ? AND s.state IS NOT NULL ORDER BY s.zoid, s.tid LIMIT ?
+
+-- name: known_references [hf]
+SELECT s.zoid, s.tid, CASE WHEN s.refs_tid = s.tid THEN s.refs END, r.refs,
+       CASE WHEN s.state_size <= 20000 THEN s.state END
+FROM {object_state} s LEFT JOIN LATERAL
+     (SELECT refs FROM {relstore_refs} WHERE zoid = s.zoid AND tid = s.tid LIMIT 1) r ON true
+WHERE s.zoid > ? AND s.zoid <= ? AND s.state IS NOT NULL ORDER BY s.zoid LIMIT ?
+
 -- name: garbage_sizes [hp]
 SELECT n.zoid, z.states, z.bytes, n.tid, CASE WHEN n.state_size <= 20000 THEN n.state END
 FROM {revisions} r
