@@ -82,6 +82,11 @@ PARAMETERS = {
     'load_serial': lambda s: (s.oid, s.tid),
     'load_serials': lambda s: (s.oids, s.tids),
     'load_before': lambda s: (s.oid, s.last, s.oid, s.last),
+    'garbage_sizes': lambda s: (s.oids, s.tids) if s.oids[0] == '{' else (
+        json.dumps(list(zip(json.loads(s.oids), json.loads(s.tids), strict=True))),),
+    'objects_end': lambda s: (s.oid, 200),
+    'unknown_references': lambda s: (s.oid, IMPORT, s.oid + 50, 100) if s.keep_history else (s.oid, s.oid + 50, 100),
+    'known_references': lambda s: PARAMETERS['unknown_references'](s),
     'load_many': lambda s: (s.oids, s.last, 1000, s.oid),
     'load_at_by_function': lambda s: (s.oid, s.last),
     'load_at_pooled': lambda s: (s.oid, s.last),
@@ -128,6 +133,10 @@ PARAMETERS = {
 PARAMETERS_OF_MYSQL = {
     'load_many': lambda s: (json.dumps(s.oids), s.last, 1000, s.oid),
     'load_older': lambda s: (s.oid, s.last, 1000, s.oid),
+    'garbage_sizes': lambda s: (json.dumps(list(zip(s.oids, s.tids, strict=True))),),
+    'unknown_references': lambda s: (
+        (s.oid, s.oid, IMPORT, s.oid + 50, 100) if s.keep_history else (s.oid, s.oid + 50, 100)),
+    'known_references': lambda s: PARAMETERS_OF_MYSQL['unknown_references'](s),
     'forget_commits': lambda s: ('[1, 2]',),
     'begin_vote': lambda s: (10, 10, 1, 2),
     'lock_created': lambda s: (s.oid, json.dumps(s.oids)),
