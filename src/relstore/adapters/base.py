@@ -6,6 +6,7 @@ overrides what differs there, and says why.
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from relstore.adapters.statements import Statements
@@ -14,6 +15,9 @@ from relstore.session import Session
 
 SCHEMA_VERSION = 1
 MAX_TID = 2 ** 63 - 1
+
+# Who may write to a database: relstore alone, or RelStorage too.
+WRITERS = 'relstore', 'any'
 
 # What stands for an oid where a lock is told of that is no single object's. SOME_OBJECTS: it is not known whose.
 COMMIT_LOCK, SOME_OBJECTS, EVERYBODY = -1, -2, -3
@@ -170,6 +174,21 @@ class Adapter:
     def writes_alone(self, session: Session) -> bool:
         """Whether only relstore writes. Whoever is to change that waits for those who rely on it."""
         return self.meta(session).get('writers') == 'relstore'
+
+    def writers(self) -> str:
+        """Return who may write to the database, one of WRITERS."""
+        with closing(self.connect()) as session:
+            return 'relstore' if self.writes_alone(session) else 'any'
+
+    def set_writers(self, who: str, timeout: float = 60.0) -> None:
+        """Say who may write, one of WRITERS; wait up to `timeout` seconds for the commits under way.
+
+        'relstore' is a promise that no RelStorage process will: it would see neither a pack nor a large transaction.
+        """
+        with closing(self.connect()) as session:
+            self.lock_votes(session, timeout)
+            session.run(self.sql.set_meta, ('writers', who))
+            session.run('COMMIT')
 
     def _missing(self, session: Session, relations: set[str], schema: dict[str, str]) -> list[str]:
         missing = [name for name in schema if name not in relations and name != 'refs']

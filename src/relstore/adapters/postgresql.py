@@ -30,7 +30,6 @@ OLDEST = 130000                 # xid8 and pg_current_xact_id() came with 13
 FINISH_TIMEOUT = 600.0          # failing after the vote would tear a transaction over several databases
 ORPHAN_DEADLINE = 60.0          # seconds after which nobody knows
 ORPHAN_PATIENCE = 5.0           # seconds a backend whose client is gone may still wait before it is ended
-WRITERS = ('relstore', 'any')   # who may write to a database: relstore alone, or RelStorage too
 PREPARED_STATEMENTS = ('auto', 'true', 'false')
 
 # Of binary arrays: the type's oid, and an element after its length; a text is an md5. NULL is a length alone.

@@ -1,29 +1,44 @@
-"""`relstore writers`: tell or set who may write to a PostgreSQL database, relstore alone or RelStorage too."""
+"""`relstore writers`: tell or set who may write to a database, relstore alone or RelStorage too."""
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, Namespace
 
-from relstore.adapters.postgresql import WRITERS, PostgreSQL
+from relstore.adapters.base import WRITERS, Adapter
+from relstore.adapters.postgresql import PostgreSQL
+from relstore.cli import databases
 
 MEANS = {
-    'relstore': 'relstore alone writes. A large transaction keeps all others out for a while, instead of locking each '
-                'object.',
-    'any': 'RelStorage processes may write too. A large transaction locks each object, and needs a large '
-           'max_locks_per_transaction.'}
+    'relstore': 'relstore alone writes. On PostgreSQL a large transaction keeps all others out for a while, instead of '
+                'locking each object.',
+    'any': 'RelStorage processes may write too. On PostgreSQL a large transaction locks each object, and needs a large '
+           'max_locks_per_transaction. A pack to the present is refused.'}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument('dsn', help='as in the section <postgresql>')
+    parser.add_argument('config', metavar='CONFIG', help='a file with <relstore> or <zodb_db> sections, say zope.conf; '
+                        'or a dsn, as in the section <postgresql>')
     parser.add_argument('who', nargs='?', choices=WRITERS, help='relstore: no RelStorage process will write any more; '
                         'any: one may (say so before it starts). Left out: tell what was said last')
     parser.add_argument('--schema', help='the schema that holds the tables (default: the first of the search path)')
 
 
 def run(args: Namespace) -> int:
-    adapter = PostgreSQL(args.dsn, schema=args.schema)
-    adapter.configure(keep_history=True, read_only=False)      # what it asks is the same in both modes
-    if args.who is not None:
-        adapter.set_writers(args.who)
+    if not os.path.isfile(args.config):
+        adapter = PostgreSQL(args.config, schema=args.schema)
+        adapter.configure(keep_history=True, read_only=False)      # what it asks is the same in both modes
+        _tell(adapter, args.who)
+        return 0
+    for named in databases.read(args.config):
+        with named.open() as opened:
+            if opened.relstore is not None:
+                _tell(opened.relstore.database.adapter, args.who)
+    return 0
+
+
+def _tell(adapter: Adapter, who: str | None) -> None:
+    """Set who may write, if that is given, and tell it."""
+    if who is not None:
+        adapter.set_writers(who)
     who = adapter.writers()
     print(f'{adapter}: {who}. {MEANS[who]}')
-    return 0

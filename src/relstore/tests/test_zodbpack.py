@@ -21,6 +21,7 @@ from ZODB.tests.hexstorage import HexStorage
 from ZODB.utils import p64, u64
 
 from relstore.cli import databases, progress, zodbpack
+from relstore.cli.main import main as relstore_main
 from relstore.cli.zodbpack import main
 from relstore.errors import ConfigurationError
 from relstore.tests.backends import (
@@ -161,6 +162,27 @@ class Packs(Zodbpack):
         with closing(self.open_storage()) as storage, closing(storage.database.adapter.connect()) as session:
             self.assertIsNone(storage.database.adapter.lock_pack(session))
             self.assertRegex(self.refused(self.config()), r'is being packed by .+\.$')
+
+    def test_beside_relstorage(self):
+        """Where it may write, a pack to now is refused, until somebody says that it does not any more."""
+        stay, go = self.fill()
+        config = self.config()
+
+        def writers(*who):
+            status, out, err = self.command(relstore_main, 'writers', config, *who)
+            self.assertEqual((status, err), (0, ''))
+            return out
+
+        self.assertIn(': relstore. ', writers())
+        writers('any')
+        if 'sqlite' not in config.read_text():      # nobody else is ever there
+            self.assertIn(': any. ', writers())
+            self.assertIn('relstore writers', self.refused('--days', '0', config))
+            self.works('--days', '0', '--dry-run', config)
+            self.assertEqual(self.there(stay + go), stay + go)
+        self.assertIn(': relstore. ', writers('relstore'))
+        self.works('--days', '0', config)
+        self.assertEqual(self.there(stay + go), stay)
 
     def test_nothing_leads_nowhere(self):
         self.fill()
