@@ -80,6 +80,7 @@ class Survey(Packer):
     def dangling(self) -> Iterator[Dangling]:
         """Yield the references of reachable objects that lead nowhere, nearest to the root first."""
         graph, _ = self._read(None)
+        self.report.revisions = len(graph)
         self._progress('looking', 0, None)
         graph.finish(MAX_TID, keep_nowhere=True)
         root = graph.place_of(0)

@@ -3,11 +3,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import threading
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 
 from ZODB.POSException import POSError
@@ -104,7 +106,8 @@ def _parts(args: Namespace, number: int, storage: RelStore) -> Iterator[Found]:
         ranges, waiting = survey.ranges(), set()
         try:
             while True:
-                waiting |= {pool.submit(_work, *some) for some in islice(ranges, 2 * args.jobs - len(waiting))}
+                with _nobody_interrupts():
+                    waiting |= {pool.submit(_work, *some) for some in islice(ranges, 2 * args.jobs - len(waiting))}
                 if not waiting:
                     return
                 for future in wait(waiting, return_when=FIRST_COMPLETED).done:
@@ -112,6 +115,16 @@ def _parts(args: Namespace, number: int, storage: RelStore) -> Iterator[Found]:
                     yield _result(future)
         except BrokenProcessPool as e:
             raise Unavailable('One of the processes has died; what was found out is kept. Start it again.') from e
+
+
+@contextmanager
+def _nobody_interrupts() -> Iterator[None]:
+    """Begin processes that are not interrupted from the keyboard: this one is, and ends the others."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _result(future: Future) -> Found:
@@ -128,9 +141,16 @@ _opened = ExitStack()
 
 def _begin(config: str, number: int, check: bool) -> None:
     global _look
+    threading.Thread(target=_end_with_the_first, daemon=True).start()
     opened = _opened.enter_context(databases.read(config)[number].open())
     survey = Survey(opened.relstore.database)
     _look = survey.compare if check else survey.fill
+
+
+def _end_with_the_first() -> None:
+    """Where that is killed, nobody else would tell this process to end."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 def _work(after: int, upto: int) -> Found | str:

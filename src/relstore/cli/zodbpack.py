@@ -94,7 +94,7 @@ def _one(args: argparse.Namespace, named: databases.Named) -> int:
         print(f'{opened.name}: {relstore.database.adapter}')
         if args.check_refs_only:
             return _check(args, relstore)
-        return _pack(args, relstore)
+        return _pack(args, opened.name, relstore)
 
 
 def _plain_pack(args: argparse.Namespace, opened: databases.Opened) -> int:
@@ -109,7 +109,7 @@ def _plain_pack(args: argparse.Namespace, opened: databases.Opened) -> int:
     return 0
 
 
-def _pack(args: argparse.Namespace, storage: RelStore) -> int:
+def _pack(args: argparse.Namespace, name: str, storage: RelStore) -> int:
     # What is not said here, the options of the storage say.
     said = args.dry_run or args.prepack or args.use_prepack_state
     modes = {'dry_run': args.dry_run, 'prepack_only': args.prepack, 'skip_prepack': args.use_prepack_state}
@@ -121,7 +121,7 @@ def _pack(args: argparse.Namespace, storage: RelStore) -> int:
     if report.listed:
         _tell_what_would_go(report, sizes)
         if args.list:
-            _write_list(args.list, report)
+            _write_list(args.list, name, report)
     elif args.prepack:
         print(f'  Written down: {_going(report)}. Remove them with --use-prepack-state.')
     else:
@@ -191,8 +191,9 @@ def _table(rows: list[tuple[str, ...]]) -> None:
         print('  ' + '  '.join(cells).rstrip())
 
 
-def _write_list(path: str, report: Report) -> None:
-    with open(path, 'a', encoding='ascii') as file:
+def _write_list(path: str, name: str, report: Report) -> None:
+    with open(path, 'a', encoding='utf-8') as file:
+        file.write(f'# {name}\n')
         for oid, tid, goes in zip(*report.listed, strict=True):
             if goes != LATER:
                 file.write(f'{oid:#x} object\n' if goes == OBJECT else f'{oid:#x} revisions before {tid:#x}\n')

@@ -209,9 +209,10 @@ class Usage(SQLiteHistoryPreserving, Refs):
 
 class Killed(SQLiteHistoryPreserving, Refs):
 
-    def test_goes_on(self):
-        """Killed with all of its processes, it has kept a part, and the next run finds out the rest."""
-        count = 20_000
+    CODE = 'import sys; from relstore.cli.main import main; sys.exit(main())'
+
+    def store(self, count):
+        """Store objects in a row whose references are not known."""
         with closing(self.open_storage()) as storage:
             txn = TransactionMetaData()
             storage.tpc_begin(txn)
@@ -220,18 +221,36 @@ class Killed(SQLiteHistoryPreserving, Refs):
             storage.tpc_vote(txn)
             storage.tpc_finish(txn)
         self.forget()
-        code = 'import sys; from relstore.cli.main import main; sys.exit(main())'
-        with subprocess.Popen([sys.executable, '-c', code, 'refs', '--jobs', '2', str(self.config())],
-                              stdout=subprocess.PIPE, env=environment(), start_new_session=True) as process:
+
+    @contextlib.contextmanager
+    def process(self, **kw):
+        """Run it on two processes; wait until they have begun to work."""
+        with subprocess.Popen([sys.executable, '-c', self.CODE, 'refs', '--jobs', '2', str(self.config())],
+                              stdout=subprocess.PIPE, env=environment(), start_new_session=True, **kw) as process:
             while not self.execute(('SELECT zoid FROM relstore_refs LIMIT 1',)):
                 self.assertIsNone(process.poll())
-            os.killpg(process.pid, signal.SIGKILL)
-            process.stdout.read()       # until all of them are gone
+            yield process
+
+    def test_goes_on(self):
+        """Killed, it has kept a part, all of its processes are gone, and the next run finds out the rest."""
+        count = 20_000
+        self.store(count)
+        with self.process() as process:
+            process.kill()
+            process.communicate(timeout=60)     # as long as one of them could write
         kept = len(self.kept())
         self.assertTrue(0 < kept < count, kept)
         out = self.works('--jobs', '2', self.config())
         self.assertIn(f'  References of {count - kept:,} revisions were found out.', out)
         self.assertEqual(self.pack().unread, 0)
+
+    def test_interrupted(self):
+        """By the one at the keyboard, which all of its processes hear of."""
+        self.store(20_000)
+        with self.process(stderr=subprocess.PIPE) as process:
+            os.killpg(process.pid, signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        self.assertEqual((process.returncode, err), (130, b'relstore: interrupted\n'))
 
     def test_a_process_that_dies_is_told(self):
         self.fill()

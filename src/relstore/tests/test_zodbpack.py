@@ -129,7 +129,8 @@ class Packs(Zodbpack):
         self.assertEqual((objects, name), ('6', 'persistent.mapping.PersistentMapping'))
         self.assertLessEqual({int(oid, 16) for oid in examples}, {0, *stay, *go})
         self.assertEqual(len(examples), 5)
-        lines = listed.read_text().splitlines()
+        first, *lines = listed.read_text().splitlines()
+        self.assertRegex(first, '^# relstore (sqlite|postgresql|mysql)$')
         self.assertEqual([line for line in lines if line.endswith(' object')], [f'{oid:#x} object' for oid in go])
         older = [line for line in lines if re.fullmatch(r'0x[0-9a-f]+ revisions before 0x[0-9a-f]+', line)]
         self.assertEqual(len(older), 2 * self.keep_history)
@@ -186,7 +187,9 @@ class Packs(Zodbpack):
 
     def test_nothing_leads_nowhere(self):
         self.fill()
-        self.assertIn('  0 references lead nowhere.', self.works('--check-refs-only', self.config()))
+        revisions = len(self.rows()['object_state'])
+        self.assertIn(f'  0 references lead nowhere. {revisions} revisions were looked at.',
+                      self.works('--check-refs-only', self.config()))
 
     def test_references_that_lead_nowhere(self):
         """One object was deleted, one is missing, and one never was there."""
