@@ -235,7 +235,7 @@ class Killed(SQLiteHistoryPreserving, Refs):
         """Killed, it has kept a part, all of its processes are gone, and the next run finds out the rest."""
         count = 20_000
         self.store(count)
-        with self.process() as process:
+        with self.process(stderr=subprocess.DEVNULL) as process:
             process.kill()
             process.communicate(timeout=60)     # as long as one of them could write
         kept = len(self.kept())
