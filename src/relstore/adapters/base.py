@@ -390,15 +390,16 @@ class Adapter:
     def revisions(self, session: Session, references: bool) -> Iterator[list[tuple]]:
         """Yield pages of all revisions. Without references the third is None, and no state comes either."""
         sql = self.sql.revisions if references else self.sql.revisions_only
-        page = [(0, -1)]
+        page = [(-1, -1)]
         while page:
             oid, tid, *_ = page[-1]
-            page = session.all(sql, (oid, oid, tid, PAGE))
+            after = self.after(oid, tid) if self.keep_history else (oid,)
+            page = session.all(sql, (*after, PAGE))
             yield page
 
     def changes(self, session: Session, tid: int, oid: int, size: int) -> list[tuple]:
         """Return a page of the revisions after (tid, oid), in this order."""
-        return session.all(self.sql.changes, (tid, tid, oid, size))
+        return session.all(self.sql.changes, (*self.after(tid, oid), size))
 
     def garbage_revisions(self, session: Session, generation: int, oids: Sequence[int]) -> list[tuple]:
         """Return the revisions of objects of the list as they were marked, as far as they are still there."""

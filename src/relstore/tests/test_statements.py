@@ -21,13 +21,16 @@ from relstore.tests.backends import (
     cases,
 )
 
-TABLES = ('transaction', 'object_state', 'current_object')      # those that grow with the site
+# Those that grow with the site: of both history modes, and of one.
+PRESERVING = ('transaction', 'object_state', 'current_object', 'relstore_refs', 'relstore_garbage')
+FREE = ('object_state', 'relstore_refs', 'relstore_garbage')
 
 #: Statements that may read whole tables: name -> why.
 SCANS = {
     'zap': 'removes everything',
     'delete_transactions': 'removes everything',
     'count_up_to': 'ends at its LIMIT; any order will do',
+    'forget_garbage': 'removes all lists but one',
 }
 
 #: Statements that are not run here, only prepared: name -> why.
@@ -36,6 +39,7 @@ NOT_MEASURED = {
     'delete_transactions': 'removes everything',
     'relations': 'the catalogue, which does not grow',
     'unstage': 'a temporary table, which is not there',
+    'next_revisions': 'a cursor, which is not open: see test_all_revisions_are_read_once',
 }
 
 #: Statements that MySQL and MariaDB are not asked to run here: name -> why.
@@ -52,8 +56,16 @@ NOT_RUN_ON_MYSQL = {
 BASE = u64(TimeStamp(2020, 1, 1, 0, 0, 0.0).raw())
 IMPORT = BASE + 1
 CURRENT = f'CASE WHEN n % 2 = 1 THEN {IMPORT} ELSE {BASE} + 2 + (:objects / 2 + n / 2 - 1) / 20 END'
+# The last pack has found that every fourth object may go, and older revisions of the object before; the one before it
+# had found all. The references of the import were found out.
 STATE = f"CAST('{'x' * 100}' AS bytea), CAST('' AS bytea)"
 
+FILL_PACK = f"""
+INSERT INTO relstore_refs (zoid, tid, refs) SELECT n, {IMPORT}, CAST('' AS bytea) FROM numbers(1, :objects);
+INSERT INTO relstore_garbage (generation, zoid, tid, since, goes) SELECT 1, n, {IMPORT}, 1, 2 FROM numbers(1, :objects);
+INSERT INTO relstore_garbage (generation, zoid, tid, since, goes)
+    SELECT 2, n, {CURRENT}, 1, 1 + n % 2 FROM numbers(1, :objects) WHERE n % 4 > 1;
+"""
 FILL_PRESERVING = f"""
 INSERT INTO "transaction" (tid, username, description)
     SELECT CASE WHEN n = 0 THEN 0 ELSE {BASE} + n END, CAST('' AS bytea), CAST('' AS bytea)
@@ -66,11 +78,11 @@ INSERT INTO object_state (zoid, tid, prev_tid, md5, state_size, state, refs)
            '0123456789abcdef0123456789abcdef', 100, {STATE}
     FROM numbers(0, :objects - 1);
 INSERT INTO current_object (zoid, tid) SELECT n, {CURRENT} FROM numbers(1, :objects);
-"""
+{FILL_PACK}"""
 FILL_FREE = f"""
 INSERT INTO object_state (zoid, tid, refs_tid, state_size, state, refs)
     SELECT n, {CURRENT}, {BASE}, 100, {STATE} FROM numbers(1, :objects);
-"""
+{FILL_PACK}"""
 
 # Stands for the number of the transaction that runs the statement.
 VOTED = object()
@@ -104,11 +116,36 @@ PARAMETERS = {
     'count_up_to': lambda s: (5000,),
     'new_epoch': lambda s: ('x',),
     'add_meta': lambda s: ('x', 'y'),
+    'set_meta': lambda s: ('x', 'y'),
+    'revisions': lambda s: (s.oid, IMPORT, 100) if s.keep_history else (s.oid, 100),
+    'revisions_only': lambda s: PARAMETERS['revisions'](s),
+    'changes': lambda s: (s.last - 3, s.oid, 100),
+    'garbage_revisions': lambda s: (s.oids, 2),
+    'save_references': lambda s: (s.oid, s.tid, b''),
+    'has_tid': lambda s: (s.tid,),
+    'new_pack': lambda s: (9, s.last, s.last, True, 'x'),
+    'pack_prepared': lambda s: (1, 2),
+    'pack_sweeping': lambda s: (2,),
+    'pack_swept': lambda s: (2,),
+    'add_garbage': lambda s: (9, s.oid, s.tid, s.tid, 2),
+    'garbage': lambda s: (2, s.oid, 100),
+    'garbage_end': lambda s: (2, s.oid, 100),
+    'start_sweep': lambda s: (2, s.last, s.last),
+    'spare': lambda s: (s.oids, 2),
+    'forget_garbage': lambda s: (2,),
+    'going': lambda s: (s.oids, 2),
+    'missing': lambda s: (s.oids,),
+    'swept': lambda s: (1, -1, 100),
+    'swept_count': lambda s: (1,),
+    'transactions_end': lambda s: (s.tid, MAX_TID, 100),
+    'sizes': lambda s: (s.oid, s.tid),
+    'sweep': lambda s: s.batch,
+    'forget_transactions': lambda s: (s.tid, s.tid + 10, False),
+    'lock_votes': lambda s: ('1000',),
     # PostgreSQL
     'vote': lambda s: (s.epoch, '1000', None, False, s.oids, s.oids, s.tids, f'{{{s.oid}}}', f'{{{s.tid}}}'),
     'vote_staged': lambda s: PARAMETERS['vote'](s),
     'keep_out': lambda s: ('1000',),
-    'set_writers': lambda s: ('any',),
     'stage': lambda s: s.arrays,
     'finish': lambda s: (VOTED, '1000', None, False, b'', b'', None, False, *s.arrays),
     'transaction_status': lambda s: ('3', 'x'),
@@ -120,6 +157,11 @@ PARAMETERS = {
     'size': lambda s: ('public',),
     # SQLite
     'insert_transaction': lambda s: (s.last + 10, False, b'', b'', b''),
+    'sweep_chunks': lambda s: s.batch,
+    'sweep_current': lambda s: (*s.batch, 2),
+    'sweep_states': lambda s: (*s.batch, 2),
+    'sweep_references': lambda s: s.batch,
+    'mark_packed': lambda s: (s.tid, s.tid + 10),
     'insert_state': lambda s: (
         (s.last, s.oid + 5, '0' * 32, 3, b'abc', b'', None, s.oid + 5) if s.keep_history else
         (s.oid + 5, s.last, 3, b'abc', b'', s.last)),
@@ -138,6 +180,16 @@ PARAMETERS_OF_MYSQL = {
         (s.oid, s.oid, IMPORT, s.oid + 50, 100) if s.keep_history else (s.oid, s.oid + 50, 100)),
     'known_references': lambda s: PARAMETERS_OF_MYSQL['unknown_references'](s),
     'forget_commits': lambda s: ('[1, 2]',),
+    'garbage_revisions': lambda s: (json.dumps(s.oids), 2),
+    'spare': lambda s: (json.dumps(s.oids), 2),
+    'going': lambda s: (json.dumps(s.oids), 2),
+    'missing': lambda s: (json.dumps(s.oids),),
+    'revisions': lambda s: (s.oid, s.oid, IMPORT, 100) if s.keep_history else (s.oid, 100),
+    'revisions_only': lambda s: PARAMETERS_OF_MYSQL['revisions'](s),
+    'changes': lambda s: (s.last - 3, s.last - 3, s.oid, 100),
+    'lock_votes': lambda s: (10,),
+    'sweep': lambda s: s.batch * (5 if s.keep_history else 3),
+    'forget_transactions': lambda s: (False, s.tid, s.tid + 10, s.tid, s.tid + 10),
     'begin_vote': lambda s: (10, 10, 1, 2),
     'lock_created': lambda s: (s.oid, json.dumps(s.oids)),
     'lock_current': lambda s: (s.oids,),
@@ -171,7 +223,7 @@ def site(objects, keep_history, as_list):
     rows = '{' + ','.join(map(str, mixed[1:4])) + '}'
     return SimpleNamespace(
         keep_history=keep_history, epoch='', oid=oid, tid=current(oid), last=current(objects), oids=as_list(mixed),
-        tids=as_list(map(current, mixed)),
+        tids=as_list(map(current, mixed)), batch=(2, oid, oid + 200),
         arrays=(rows, '{0,3,6}', '{3,3,3}', '{a,b,c}', '{NULL,NULL,NULL}', '{0,0,0}', '{0,0,0}', b'aaabbbccc', b''))
 
 
@@ -186,6 +238,13 @@ def explains(statement):
 
 class Suite(unittest.TestCase):
     parameters = PARAMETERS
+    # Is a page of changes found by reading the index from the beginning of the transaction that it continues?
+    skips_in_index = False
+
+    @property
+    def growing(self):
+        """The tables that grow with the site."""
+        return PRESERVING if self.keep_history else FREE
 
     def statements(self):
         """Yield (name, statement, the parameters that it is measured with, or None) of each statement there is."""
@@ -215,23 +274,62 @@ class Suite(unittest.TestCase):
         """Compare two measurements: a tree may be one page deeper, and a page split elsewhere."""
         self.assertEqual(small.keys(), large.keys())
         self.assertGreater(len(small), 20)
-        for name in small:
+        for name in small.keys() - SCANS.keys():
             with self.subTest(name):
                 self.assertLessEqual(large[name], 1.3 * small[name] + self.slack)
 
     def test_pages_of_a_large_transaction(self):
         """A transaction may be as large as the site, and each of its records is read once, not once for each page."""
-        self.fill(10_000)
-        self.analyze()
-        small = self.cost(*self.page_of_import())
-        self.fill(40_000)
-        self.analyze()
-        large = self.cost(*self.page_of_import())
-        self.assertLessEqual(large, 1.3 * small + self.slack)
+        def pages(objects):
+            for start in 0, objects - 200:
+                yield 'records', (IMPORT, start, 100)
+                if start == 0 or not self.skips_in_index:
+                    yield 'changes', (*self.after(IMPORT, start), 100)
 
-    def page_of_import(self):
-        [records] = [text for name, text in self.sql if name == 'records']
-        return records, (IMPORT, 0, 100)
+        self.pages_are_bounded(pages)
+
+    def test_pages_of_an_object_with_many_revisions(self):
+        """Likewise, where the pack reads all revisions by oid."""
+        def pages(objects):
+            for name in 'revisions', 'revisions_only':
+                for tid in IMPORT, IMPORT + 100_000 + objects - 200:
+                    yield name, (*self.after(1, tid), 100)
+
+        def change_often(objects):
+            self.ask('UPDATE object_state SET tid = tid + 100000 + zoid, zoid = 1 WHERE zoid % 2 = 1')
+
+        if self.keep_history:
+            self.pages_are_bounded(pages, change_often)
+
+    def test_transactions_that_a_foreign_key_names(self):
+        """RelStorage's tables have one, with an index."""
+        def steps(objects):
+            yield 'forget_transactions', self.step_with_names()
+
+        if self.keep_history:
+            self.ask('CREATE INDEX prev_tid ON object_state (prev_tid)')
+            self.pages_are_bounded(steps, sizes=(40_000, 80_000))
+
+    def step_with_names(self):
+        return self.site.tid, self.site.tid + 10, True
+
+    def pages_are_bounded(self, pages, change=lambda objects: None, sizes=(10_000, 40_000)):
+        """pages: a function from a number of objects to (name, parameters) of statements."""
+        def one(name, parameters):
+            [statement] = [part for part in parts(texts[name]) if part.count('?') == len(parameters)]
+            return statement
+
+        texts, costs = dict(self.sql), []
+        for objects in sizes:
+            self.fill(objects)
+            change(objects)
+            costs.append([self.cost(one(name, parameters), parameters) for name, parameters in pages(objects)])
+            self.analyze()
+            costs.append([self.cost(one(name, parameters), parameters) for name, parameters in pages(objects)])
+        for (name, parameters), *found in zip(pages(objects), *costs, strict=True):
+            for small, large in zip(found[:2], found[2:], strict=True):
+                with self.subTest(name=name, parameters=parameters):
+                    self.assertLessEqual(large, 1.3 * small + self.slack)
 
     def test_every_statement_has_a_text_without_placeholders_of_the_code(self):
         for name, text in self.sql:
@@ -242,11 +340,21 @@ class Suite(unittest.TestCase):
     def test_reasons_name_statements(self):
         """Lists of exceptions do not outlive what they except."""
         names = {name for name, _ in self.sql} | {
-            'zap', 'delete_transactions', 'unstage'}
+            'zap', 'delete_transactions', 'unstage', 'next_revisions'}
         self.assertLessEqual(SCANS.keys() | NOT_MEASURED.keys(), names)
 
 
+# Statements of PostgreSQL that need another before them: name -> it and its parameters, and those of the statement.
+BEFORE = {
+    'unstage': lambda test: ((test.sql.stage, test.site.arrays), (test.site.oids,)),
+    'next_revisions': lambda test: ((test.sql.open_revisions,), None),
+}
+
+
 class OnPostgreSQL(Suite):
+    parameters = PARAMETERS | {
+        'save_references': lambda s: (s.oids, s.tids, [b''] * 32),
+        'add_garbage': lambda s: (f'{{{s.oid}}}',) * 5}
     placeholder = '%s'
     slack = 8       # pages
 
@@ -255,7 +363,7 @@ class OnPostgreSQL(Suite):
         # One that no other test fills, so that it has no statistics yet.
         storage = self.open_storage(f'statements_{self._testMethodName[-12:]}')
         self.addCleanup(storage.close)
-        self.sql, self.list = storage._adapter.sql, storage._adapter.oid_list
+        self.sql, self.list, self.after = storage._adapter.sql, storage._adapter.oid_list, storage._adapter.after
         self.connection = psycopg2.connect(self.dsn(f'statements_{self._testMethodName[-12:]}'))
         self.addCleanup(self.connection.close)
         self.connection.autocommit = True
@@ -274,10 +382,11 @@ class OnPostgreSQL(Suite):
     def test_every_statement_is_understood(self):
         for name, statement, _ in self.statements():
             with self.subTest(name):
-                if name == 'unstage':
+                if name in BEFORE:
+                    before, parameters = BEFORE[name](self)
                     self.ask('BEGIN')
-                    self.ask(self.sql.stage, self.site.arrays)
-                    self.ask(getattr(self.sql, name), (self.site.oids,))
+                    self.ask(*before)
+                    self.ask(getattr(self.sql, name), parameters)
                     self.ask('ROLLBACK')
                 elif explains(statement):
                     self.prepare('a', statement)
@@ -299,6 +408,25 @@ class OnPostgreSQL(Suite):
             self.measure()
         self.analyze()
         self.bounded(small, self.measure())
+
+    def test_functions_planned_before_an_import(self):
+        """A session keeps the plans that functions have made when there was next to nothing."""
+        self.fill(100)
+        calls = [(text, PARAMETERS[name](self.site)) for name, text in self.sql
+                 if name in ('sweep', 'forget_transactions')]
+        for statement, parameters in 10 * calls:    # from the sixth time on it is one plan for all parameters
+            self.ask('BEGIN')
+            self.ask(statement.replace('?', '%s'), parameters)
+            self.ask('ROLLBACK')
+        self.ask('SET session_replication_role = replica')
+        self.ask('; '.join(f'DELETE FROM "{table}"' for table in reversed(self.growing)))
+        self.insert(20_000)
+        for name, text in self.sql:
+            if name in ('sweep', 'forget_transactions'):
+                with self.subTest(name):
+                    old = self.cost(text, PARAMETERS[name](self.site))
+                    self.ask('DISCARD PLANS')
+                    self.assertLessEqual(old, 1.3 * self.cost(text, PARAMETERS[name](self.site)) + self.slack)
 
     def test_site_that_grew_since_its_statistics(self):
         """As after an import into a new database: the last statistics say that there is next to nothing."""
@@ -334,27 +462,42 @@ class OnPostgreSQL(Suite):
                 self.cost(statement, ())
 
     def fill(self, objects):
-        tables = TABLES if self.keep_history else ('object_state',)
-        for table in tables:    # no statistics but ours
+        for table in self.growing:      # no statistics but ours
             self.ask(f'ALTER TABLE "{table}" SET (autovacuum_enabled = off)')
         self.ask('CREATE OR REPLACE FUNCTION numbers(bigint, bigint) RETURNS TABLE (n bigint) LANGUAGE sql AS '
                  "'SELECT generate_series($1, $2)'")
         self.ask('SET session_replication_role = replica')      # foreign keys: trusted, and slow
-        self.ask(f'TRUNCATE {", ".join(TABLES) if self.keep_history else "object_state"} CASCADE')
-        text = FILL_PRESERVING if self.keep_history else FILL_FREE
-        self.ask(text.replace(':objects', str(objects)))
+        self.ask(f'TRUNCATE {", ".join(self.growing)} CASCADE')
+        self.insert(objects)
         self.ask('RESET session_replication_role')
         self.ask(f"SELECT setval('zoid_seq', {objects} / 16 + 1)")
         self.ask('VACUUM')      # sets what makes reading an index alone possible
+
+    def insert(self, objects):
+        text = FILL_PRESERVING if self.keep_history else FILL_FREE
+        self.ask(text.replace(':objects', str(objects)))
         self.site = site(objects, self.keep_history, self.list)
         self.site.epoch = self.epoch
+
+    def test_all_revisions_are_read_once(self):
+        """Once, however many pages they are fetched in, and whether references were found out or not."""
+        self.fill(20_000)
+        for _ in range(2):
+            [[size]] = self.ask("SELECT sum(pg_relation_size(oid)) / current_setting('block_size')::integer "
+                                "FROM pg_class WHERE relname IN ('object_state', 'relstore_refs')")
+            for name in 'open_revisions', 'open_revisions_only':
+                with self.subTest(name):
+                    _, cursor = parts(getattr(self.sql, name))
+                    _, _, query = cursor.partition(' FOR\n')
+                    self.assertLess(self.cost(query, (), scan_allowed=True), size + self.slack)
+            self.analyze()
 
     def measure(self):
         work = {}
         # Vote has said how the plans of finish are made.
         vote = parts(self.sql.vote)[1].replace('?', '%s'), PARAMETERS['vote'](self.site)
         for name, statement, parameters in self.statements():
-            if parameters is not None:
+            if parameters is not None and name not in ('revisions', 'revisions_only'):     # read through a cursor here
                 with self.subTest(name):
                     work[name] = self.cost(statement, parameters, name in SCANS, [vote] if name == 'finish' else ())
         with self.subTest('staged'):
@@ -384,7 +527,7 @@ class OnPostgreSQL(Suite):
         """Whole tables that this transaction has read: name -> (scans, rows)."""
         return {name: (scans, rows) for name, scans, rows in self.ask(
             'SELECT relname, seq_scan, seq_tup_read FROM pg_stat_xact_user_tables '
-            'WHERE schemaname = %s AND relname = ANY(%s)', ('public', list(TABLES)))}
+            'WHERE schemaname = %s AND relname = ANY(%s)', ('public', list(self.growing)))}
 
 
 class OnSQLite(Suite):
@@ -397,7 +540,9 @@ class OnSQLite(Suite):
         adapter = self.adapter()
         storage = relstore.RelStore(adapter, keep_history=self.keep_history)
         self.addCleanup(storage.close)
-        self.sql, self.list = adapter.sql, adapter.oid_list
+        self.sql, self.list, self.after = adapter.sql, adapter.oid_list, adapter.after
+        # SQLite 3.40 compares no row with an index that ends in the primary key: 50 ms for a million objects.
+        self.skips_in_index = not self.keep_history
         self.connection = sqlite3.connect(adapter.path, isolation_level=None)
         self.addCleanup(self.connection.close)
         self.ask('CREATE TEMPORARY TABLE new_oid (zoid INTEGER PRIMARY KEY)')    # is in a file of RelStorage's
@@ -412,6 +557,8 @@ class OnSQLite(Suite):
         return self.connection.execute(sql).fetchall()
 
     def test_every_statement_finds_its_rows_by_an_index(self):
+        if self.keep_history:
+            self.ask('CREATE INDEX prev_tid ON object_state (prev_tid)')    # asked for only where RelStorage made it
         for name, statement, _ in self.statements():
             if explains(statement) and name not in SCANS:
                 with self.subTest(name):
@@ -424,7 +571,7 @@ class OnSQLite(Suite):
             scan = re.match(r'SCAN (?:"?\w+"? AS )?"?(\w+)"?(.*)', step)
             if scan:
                 table = self.tables(statement).get(scan[1], scan[1])
-                if table in TABLES:
+                if table in self.growing:
                     self.assertIn('LIMIT', statement, step)
                     self.assertIn(' USING ', scan[2], step)
 
@@ -453,7 +600,7 @@ class OnSQLite(Suite):
         self.bounded(small, self.measure())
 
     def fill(self, objects):
-        for table in reversed(TABLES if self.keep_history else ('object_state',)):
+        for table in reversed(self.growing):
             self.connection.execute(f'DELETE FROM "{table}"')
         text = FILL_PRESERVING if self.keep_history else FILL_FREE
         numbers = (r'(WITH RECURSIVE r (n) AS (SELECT \1 UNION ALL SELECT n + 1 FROM r WHERE n < \2) SELECT n FROM r)')
@@ -496,7 +643,7 @@ class OnMySQL(Suite):
         name = f'statements_{self._testMethodName[-12:]}'
         storage = self.open_storage(name)
         self.addCleanup(storage.close)
-        self.sql = storage._adapter.sql
+        self.sql, self.after = storage._adapter.sql, storage._adapter.after
         self.connection = self.layer.server.connect(self._database(name))
         self.addCleanup(self.connection.close)
         self.site = site(1000, self.keep_history, tuple)
@@ -511,10 +658,7 @@ class OnMySQL(Suite):
             return cursor.fetchall()
 
     def analyze(self):
-        self.ask(f'ANALYZE TABLE {", ".join(self._tables())}')
-
-    def _tables(self):
-        return ['"transaction"', 'object_state', 'current_object'] if self.keep_history else ['object_state']
+        self.ask('ANALYZE TABLE ' + ', '.join(f'"{table}"' for table in self.growing))
 
     def statements(self):
         for name, text in self.sql:
@@ -528,6 +672,9 @@ class OnMySQL(Suite):
                 count = statement.count('?')
                 yield name, statement, parameters[:count]
                 parameters = parameters[count:]
+
+    def step_with_names(self):
+        return True, self.site.tid, self.site.tid + 10
 
     def test_every_statement_is_understood(self):
         self.ask('SET @relstore_tid = %s, @relstore_first = 1', (self.site.last + 10,))
@@ -564,8 +711,8 @@ class OnMySQL(Suite):
         while have <= objects:
             self.ask('INSERT INTO numbers_there SELECT n + %s FROM numbers_there', (have,))
             have *= 2
-        for table in reversed(self._tables()):
-            self.ask(f'TRUNCATE {table}')
+        for table in reversed(self.growing):
+            self.ask(f'TRUNCATE "{table}"')
         text = FILL_PRESERVING if self.keep_history else FILL_FREE
         text = text.replace(':objects', str(objects)).replace(' / ', ' DIV ').replace('AS bytea', 'AS BINARY')
         for statement in parts(text.replace(';\n', ';\n\n')):
@@ -583,7 +730,8 @@ class OnMySQL(Suite):
 
     def cost(self, statement, parameters):
         """Run a statement and roll back; return how many rows and index entries it read."""
-        self.ask('SET @relstore_tid = %s, @relstore_first = 1', (self.site.last + 10,))
+        self.ask('SET @relstore_tid = %s, @relstore_first = 1, @relstore_last = %s',
+                 (self.site.last + 10, self.site.last))
         self.ask('FLUSH STATUS')    # of this session
         self.ask('START TRANSACTION')
         try:

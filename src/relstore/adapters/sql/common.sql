@@ -128,55 +128,58 @@ SELECT coalesce(max(zoid), 0) FROM {object_state}
 
 -- Packing: see pack.py -----------------------------------------------------------------------------------------
 
--- A page of all revisions, by oid and tid after those given. The state, where the references are not known and it is not
--- large; and whether it is a deletion.
+-- A page of all revisions, by oid and tid after those given (where there is one of each object, by oid). The state, where
+-- the references are not known and it is not large; and whether it is a deletion.
 -- name: revisions [hp]
 SELECT s.zoid, s.tid, coalesce(s.refs, r.refs),
        CASE WHEN s.refs IS NULL AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END, s.state IS NULL
 FROM {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
-WHERE s.zoid >= ? AND (s.zoid > ? OR s.tid > ?) ORDER BY s.zoid, s.tid LIMIT ?
+WHERE (s.zoid, s.tid) > (?, ?) ORDER BY s.zoid, s.tid LIMIT ?
 
 -- name: revisions [hf]
 SELECT s.zoid, s.tid, coalesce(CASE WHEN s.refs_tid = s.tid THEN s.refs END, r.refs),
        CASE WHEN (s.refs IS NULL OR s.refs_tid <> s.tid) AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END,
        s.state IS NULL
 FROM {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
-WHERE s.zoid >= ? AND (s.zoid > ? OR s.tid > ?) ORDER BY s.zoid, s.tid LIMIT ?
+WHERE s.zoid > ? ORDER BY s.zoid LIMIT ?
 
 -- The same without references, for a pack that collects no garbage.
--- name: revisions_only
+-- name: revisions_only [hp]
 SELECT zoid, tid, NULL, NULL, state IS NULL FROM {object_state}
-WHERE zoid >= ? AND (zoid > ? OR tid > ?) ORDER BY zoid, tid LIMIT ?
+WHERE (zoid, tid) > (?, ?) ORDER BY zoid, tid LIMIT ?
+
+-- name: revisions_only [hf]
+SELECT zoid, tid, NULL, NULL, state IS NULL FROM {object_state} WHERE zoid > ? ORDER BY zoid LIMIT ?
 
 -- A page of what was committed after a tid, by tid and oid after those given.
 -- name: changes [hp]
 SELECT s.zoid, s.tid, coalesce(s.refs, r.refs),
        CASE WHEN s.refs IS NULL AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END, s.state IS NULL
 FROM {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
-WHERE s.tid >= ? AND (s.tid > ? OR s.zoid > ?) ORDER BY s.tid, s.zoid LIMIT ?
+WHERE (s.tid, s.zoid) > (?, ?) ORDER BY s.tid, s.zoid LIMIT ?
 
 -- name: changes [hf]
 SELECT s.zoid, s.tid, coalesce(CASE WHEN s.refs_tid = s.tid THEN s.refs END, r.refs),
        CASE WHEN (s.refs IS NULL OR s.refs_tid <> s.tid) AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END,
        s.state IS NULL
 FROM {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
-WHERE s.tid >= ? AND (s.tid > ? OR s.zoid > ?) ORDER BY s.tid, s.zoid LIMIT ?
+WHERE (s.tid, s.zoid) > (?, ?) ORDER BY s.tid, s.zoid LIMIT ?
 
--- The same of objects that are to go, as they were when they were marked.
+-- The same of objects that are to go, as they were when they were marked. CROSS JOIN is in this order on SQLite.
 -- name: garbage_revisions [hp]
 SELECT s.zoid, s.tid, coalesce(s.refs, r.refs),
        CASE WHEN s.refs IS NULL AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END, s.state IS NULL
-FROM {oids} o JOIN {relstore_garbage} g ON g.zoid = o.zoid JOIN {object_state} s ON s.zoid = g.zoid AND s.tid = g.tid
+FROM {oids} o CROSS JOIN {relstore_garbage} g CROSS JOIN {object_state} s
      LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
-WHERE g.generation = ?
+WHERE g.generation = ? AND g.zoid = o.zoid AND s.zoid = g.zoid AND s.tid = g.tid
 
 -- name: garbage_revisions [hf]
 SELECT s.zoid, s.tid, coalesce(CASE WHEN s.refs_tid = s.tid THEN s.refs END, r.refs),
        CASE WHEN (s.refs IS NULL OR s.refs_tid <> s.tid) AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END,
        s.state IS NULL
-FROM {oids} o JOIN {relstore_garbage} g ON g.zoid = o.zoid JOIN {object_state} s ON s.zoid = g.zoid AND s.tid = g.tid
+FROM {oids} o CROSS JOIN {relstore_garbage} g CROSS JOIN {object_state} s
      LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
-WHERE g.generation = ?
+WHERE g.generation = ? AND g.zoid = o.zoid AND s.zoid = g.zoid AND s.tid = g.tid
 
 -- name: save_references [hp]
 INSERT INTO {relstore_refs} (zoid, tid, refs) VALUES (?, ?, ?) ON CONFLICT (zoid, tid) DO NOTHING
@@ -237,7 +240,8 @@ UPDATE {relstore_pack} SET progress = 'swept', number = (SELECT number FROM {rel
 
 -- Which of these are going, or have gone, in the sweep that is under way?
 -- name: going
-SELECT g.zoid FROM {oids} o JOIN {relstore_garbage} g ON g.zoid = o.zoid WHERE g.generation = ? AND g.goes = 2 LIMIT 100
+SELECT g.zoid FROM {oids} o CROSS JOIN {relstore_garbage} g
+WHERE g.generation = ? AND g.zoid = o.zoid AND g.goes = 2 LIMIT 100
 
 -- Which of these are not there?
 -- name: missing [hp]
@@ -248,8 +252,9 @@ SELECT o.zoid FROM {oids} o LEFT JOIN {object_state} c ON c.zoid = o.zoid WHERE 
 
 -- What a sweep has removed, if that is still known.
 -- name: swept
-SELECT g.zoid FROM {relstore_pack} p JOIN {relstore_garbage} g ON g.generation = p.generation AND g.goes = 2
-WHERE p.number = ? AND g.zoid > ? ORDER BY g.zoid LIMIT ?
+SELECT zoid FROM {relstore_garbage}
+WHERE generation = (SELECT max(p.generation) FROM {relstore_pack} p WHERE p.number = ?) AND zoid > ? AND goes = 2
+ORDER BY zoid LIMIT ?
 
 -- name: swept_count
 SELECT objects FROM {relstore_pack} WHERE number = ?

@@ -152,6 +152,22 @@ SELECT zoid, tid, NULL, NULL, state IS NULL FROM {object_state}
 FETCH 1000 FROM relstore_revisions
 
 -- For each object a probe of its own, whatever the statistics say.
+-- name: changes [hp]
+SELECT s.zoid, s.tid, coalesce(s.refs, r.refs),
+       CASE WHEN s.refs IS NULL AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END, s.state IS NULL
+FROM {object_state} s LEFT JOIN LATERAL
+     (SELECT refs FROM {relstore_refs} WHERE zoid = s.zoid AND tid = s.tid LIMIT 1) r ON true
+WHERE (s.tid, s.zoid) > (?, ?) ORDER BY s.tid, s.zoid LIMIT ?
+
+-- name: changes [hf]
+SELECT s.zoid, s.tid, coalesce(CASE WHEN s.refs_tid = s.tid THEN s.refs END, r.refs),
+       CASE WHEN (s.refs IS NULL OR s.refs_tid <> s.tid) AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END,
+       s.state IS NULL
+FROM {object_state} s LEFT JOIN LATERAL
+     (SELECT refs FROM {relstore_refs} WHERE zoid = s.zoid AND tid = s.tid LIMIT 1) r ON true
+WHERE (s.tid, s.zoid) > (?, ?) ORDER BY s.tid, s.zoid LIMIT ?
+
+-- Likewise.
 -- name: garbage_revisions [hp]
 SELECT s.zoid, s.tid, coalesce(s.refs, (SELECT r.refs FROM {relstore_refs} r WHERE r.zoid = s.zoid AND r.tid = s.tid)),
        CASE WHEN s.refs IS NULL AND s.state_size <= 20000 THEN s.state END, s.state IS NULL
@@ -182,6 +198,14 @@ ON CONFLICT (zoid) DO UPDATE SET tid = excluded.tid, refs = excluded.refs
 -- name: add_garbage
 INSERT INTO {relstore_garbage} (generation, zoid, tid, since, goes)
 SELECT * FROM unnest(?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[])
+
+-- name: going
+SELECT g.zoid FROM {oids} o CROSS JOIN LATERAL
+    (SELECT zoid FROM {relstore_garbage} WHERE generation = ? AND zoid = o.zoid AND goes = 2 LIMIT 1) g LIMIT 100
+
+-- name: missing
+SELECT o.zoid FROM {oids} o LEFT JOIN LATERAL (SELECT zoid FROM {current} WHERE zoid = o.zoid LIMIT 1) c ON true
+WHERE c.zoid IS NULL LIMIT 100
 
 -- name: spare
 DELETE FROM {relstore_garbage} WHERE zoid = ANY (?::bigint[]) AND generation = ?
