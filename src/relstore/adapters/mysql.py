@@ -483,7 +483,7 @@ class MySQL(Adapter):
         return row
 
     def forget_transactions(self, session: Session, after: int, upto: int, named: bool) -> int:
-        results = session.results(self.sql.forget_transactions, (named, after, upto, after, upto))
+        results = session.results(self.sql.forget_transactions, (after, upto, named, after, upto))
         [[count]] = [rows[0] for rows in results if rows]
         return count
 

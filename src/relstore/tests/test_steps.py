@@ -127,7 +127,8 @@ class Suite(TestCase):
         with self.subTest('restores'):
             tid = p64(u64(beside.lastTransaction()) + 1000)
             oids = [self.kept[5], p64(2 * FIRST + odd)]
-            commit(beside, tid=tid, work=lambda txn: [beside.restore(oid, tid, state(4), '', None, txn) for oid in oids])
+            commit(beside, tid=tid, work=lambda txn: [
+                beside.restore(oid, tid, state(4), '', None, txn) for oid in oids])
             self.tids[oids[0]] = tid
         with self.subTest('is large'), mock.patch.object(beside._adapter, 'message_size', 500):
             self._changed(self.kept)

@@ -382,15 +382,15 @@ DELETE r FROM {relstore_garbage} g STRAIGHT_JOIN {relstore_refs} r ON r.zoid = g
 WHERE g.generation = ? AND g.zoid > ? AND g.zoid <= ? AND g.goes = 2;
 COMMIT
 
--- Joined, because MariaDB would make a list of all prev_tids there are for each step. The newest row is left alone: finish
+-- Not EXISTS: MariaDB would make a list of all prev_tids there are, for each step. The newest row is left alone: finish
 -- reads it with a lock, to choose the next tid, and would have to wait.
 -- name: forget_transactions [hp]
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 START TRANSACTION;
 SET @relstore_last = (SELECT max(tid) FROM {transaction});
 DELETE t FROM {transaction} t LEFT JOIN {object_state} s ON s.tid = t.tid
-    LEFT JOIN {object_state} n ON ? AND n.prev_tid = t.tid
-WHERE t.tid > ? AND t.tid <= ? AND t.tid > 0 AND t.tid < @relstore_last AND s.tid IS NULL AND n.tid IS NULL;
+WHERE t.tid > ? AND t.tid <= ? AND t.tid > 0 AND t.tid < @relstore_last AND s.tid IS NULL
+    AND NOT (? AND (SELECT n.tid FROM {object_state} n WHERE n.prev_tid = t.tid LIMIT 1) IS NOT NULL);
 SET @relstore_count = ROW_COUNT();
 UPDATE {transaction} SET packed = TRUE
 WHERE tid > ? AND tid <= ? AND tid > 0 AND tid < @relstore_last AND packed = FALSE;
