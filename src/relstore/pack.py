@@ -152,9 +152,9 @@ class Packer:
     def _refuse_what_relstorage_may_harm(self, session: Session, pack_time: float | None) -> None:
         if self._options.pack_gc and _is_present(pack_time) and not self._adapter.writes_alone(session):
             raise ConfigurationError(
-                f'RelStorage processes may write to {self._adapter}, and a pack to the present could remove what they '
-                'are about to link: pack to a time before now (a day, say), or, if none of them writes any more, say '
-                'so with "relstore writers".')
+                f'RelStorage processes, or those of an older relstore, may write to {self._adapter}, and a pack to the '
+                'present could remove what they are about to link: pack to a time before now (a day, say), or, if none '
+                'of them writes any more, say so with "relstore writers".')
 
     # Prepare ------------------------------------------------------------------------------------------------------
 

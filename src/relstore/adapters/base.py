@@ -148,6 +148,9 @@ class Adapter:
         self.begin_ddl(session)
         try:
             relations = self.relations(session)         # another process may have been quicker
+            if 'relstore_meta' in relations and 'relstore_sweep' not in relations:
+                # An older relstore made this, and may be running: it looks at no sweep, like RelStorage.
+                session.run(self.sql.set_meta, ('writers', 'any'))
             for name in self._missing(session, relations, schema):
                 for statement in _split(schema[name]):
                     session.run(statement)

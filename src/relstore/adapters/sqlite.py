@@ -82,8 +82,8 @@ class SQLite(Adapter):
         return True
 
     def writes_alone(self, session: Session) -> bool:
-        """RelStorage and relstore never use one directory at once."""
-        return True
+        """RelStorage and relstore never use one directory at once, but an older relstore may."""
+        return self.meta(session).get('writers') != 'any'
 
     # Connect ------------------------------------------------------------------------------------------------------
 

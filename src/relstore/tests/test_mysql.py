@@ -18,7 +18,7 @@ from ZODB.POSException import ConflictError, ReadConflictError, StorageError
 from ZODB.utils import p64, u64, z64
 
 import relstore
-from relstore.errors import Deadlock, Disconnected, LockTimeout
+from relstore.errors import ConfigurationError, Deadlock, Disconnected, LockTimeout
 from relstore.session import Session
 from relstore.tests.backends import MYSQL, PYMYSQL_ON_MYSQL, cases
 from relstore.tests.test_faults import commit, counter, exists, join_all_but, state, value_of
@@ -620,6 +620,16 @@ class Opening(Suite):
         with ThreadPoolExecutor(8) as threads:
             for future in [threads.submit(open_and_close) for _ in range(8)]:
                 future.result(120)
+
+
+    def test_interrupted_before_the_row_of_a_table_was_there(self):
+        for storage in self.other, self.opened():
+            storage.close()
+        self.watch.rows('DELETE FROM relstore_sweep')
+        with self.assertRaisesRegex(ConfigurationError, 'lacks relstore_sweep, and create-schema is false; '):
+            self.opened(create_schema=False)
+        with closing(self.opened()) as storage:
+            commit(storage, (storage.new_oid(), z64, state(1)))
 
 
 class Sockets(Suite):

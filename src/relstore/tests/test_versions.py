@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from unittest import TestCase
 from ZODB.utils import u64, z64
 
 import relstore
+from relstore.errors import ConfigurationError
 from relstore.tests import version_client
 from relstore.tests.backends import (
     MySQLBackend,
@@ -124,6 +126,36 @@ class SideBySide(TestCase):
             with self.subTest(creator):
                 self._used_by_both(self._nowhere(f'made_{creator}'), *clients)
 
+    def test_older_tables_are_completed_for_packing(self):
+        """By two processes at once, where that is allowed; and an older one that is still there is reckoned with."""
+        place = self._nowhere('older')
+        where = {'adapter': place.adapter, 'arguments': place.arguments, 'keep_history': place.keep_history}
+        self.before.ask('open', **where)
+        self.before.ask('create', shared=SHARED, many=MANY)
+        with self.assertRaisesRegex(ConfigurationError, 'lacks .*relstore_sweep.*create-schema is false'):
+            relstore.RelStore(_adapter(place), keep_history=place.keep_history, create_schema=False)
+        other = Client(SOURCE)
+        self.addCleanup(other.end)
+        for client in self.now, other:
+            client.tell('open', **where)
+        for client in self.now, other:
+            client.answer()
+        self.before.ask('write', word='after')
+        self.assertEqual([client.ask('read') for client in (self.now, other)], ['after'] * 2)
+        with closing(place.open()) as storage:
+            with self.assertRaisesRegex(ConfigurationError, 'older relstore.*"relstore writers"'):
+                storage.pack(time.time())
+            self.assertEqual(storage.pack(time.time() - 3600).objects, 0)
+            for client in self.now, self.before, other:
+                client.ask('close')
+            adapter = _adapter(place)
+            adapter.configure(place.keep_history, read_only=False)
+            adapter.set_writers('relstore')
+            storage.pack(time.time())
+        other.ask('open', **where)
+        self.assertEqual(other.ask('read'), 'after')
+        other.ask('close')
+
     def _used_by_both(self, place: Place, *clients: Client):
         for client in clients:
             client.ask('open', adapter=place.adapter, arguments=place.arguments, keep_history=place.keep_history)
@@ -168,6 +200,10 @@ class SideBySide(TestCase):
                         values[record.oid] = value
         self.assertEqual(len(values), SHARED + MANY)
         self.assertFalse([(last, count) for last, count in seen if bisect_right(tids, last) != count][:3])
+
+
+def _adapter(place: Place):
+    return getattr(relstore, place.adapter)(**place.arguments)
 
 
 def _value(record: bytes) -> int:
