@@ -37,7 +37,7 @@ from ZODB.utils import u64
 
 from relstore.adapters.base import MAX_TID, Pack
 from relstore.database import Database
-from relstore.errors import ConfigurationError, LockTimeout, Unavailable
+from relstore.errors import ConfigurationError, Deadlock, LockTimeout, Unavailable
 from relstore.graph import Graph
 from relstore.references import might_refer, references, unpack
 from relstore.session import Session
@@ -383,7 +383,7 @@ class Packer:
                 self._adapter.start_sweep(session, pack)
                 session.run('COMMIT')
                 return
-            except LockTimeout:
+            except (LockTimeout, Deadlock):     # the latter from a cluster, where others were faster
                 patience = min(patience * 1.2, self._options.commit_lock_timeout / 2)
                 time.sleep(min(10 * patience, 1))
             finally:

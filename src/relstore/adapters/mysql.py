@@ -15,7 +15,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 
-from relstore.adapters.base import COMMIT_LOCK, SOME_OBJECTS, TOGETHER, Adapter, Ballot, Metadata, Verdict, lock_timeout
+from relstore.adapters.base import (
+    COMMIT_LOCK,
+    SOME_OBJECTS,
+    TOGETHER,
+    Adapter,
+    Ballot,
+    Metadata,
+    Pack,
+    Verdict,
+    lock_timeout,
+)
 from relstore.adapters.drivers import find_driver
 from relstore.adapters.statements import Statements, Tables, read
 from relstore.errors import (
@@ -475,6 +485,15 @@ class MySQL(Adapter):
 
     def lock_votes(self, session: Session, timeout: float) -> None:
         session.results(self.sql.lock_votes, (max(math.ceil(timeout), 1),))
+
+    def start_sweep(self, session: Session, pack: Pack) -> None:
+        """In a cluster others may be between vote and finish on another server, and their locks are not seen here.
+
+        All commits write one row there, so those that the sweep has not seen, and that have not seen it, fail: or it.
+        """
+        super().start_sweep(session, pack)
+        if self._in_cluster:
+            session.run(self._tables['in_order'].rstrip(';'))
 
     def sweep(self, session: Session, generation: int, after: int, upto: int) -> tuple[int, int]:
         batch = (generation, after, upto)

@@ -7,7 +7,9 @@ real server in test_mysql.Refused, but not by a group of servers.
 """
 import shutil
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from unittest import TestCase, mock
 
@@ -140,6 +142,52 @@ class Nodes(TestCase):
                 watch.until_nothing_is_open()
             tid = commit(self.here, (oid, tid, state(9)))
             self.everywhere(tid)
+
+    def test_sweep_that_begins_after_a_vote_on_the_other_node(self):
+        """It has not waited for that transaction, which does not know of it, so only one of the two may go on."""
+        [oid], tid = self.objects()
+        txn = self.voted(self.there, (oid, tid, state(1)))
+        adapter = self.here._adapter
+        with self.here._pool.session() as session:
+            generation = adapter.new_pack(session, u64(tid), u64(tid), True, 'x')
+            adapter.end_marking(session, generation, 'x', 0)
+            adapter.lock_votes(session, 5)
+            adapter.start_sweep(session, adapter.last_pack(session))
+            session.run('COMMIT')
+            with self.assertRaises(ConflictError):
+                self.there.tpc_finish(txn)
+            self.there.tpc_abort(txn)
+            adapter.lock_votes(session, 5)
+            adapter.end_sweep(session, adapter.last_pack(session))
+            session.run('COMMIT')
+        self.everywhere(commit(self.here, (oid, tid, state(2))))
+
+    def test_pack_while_the_other_node_commits(self):
+        tid, done = commit(self.here, (z64, z64, state(0))), threading.Event()
+        self.everywhere(tid)
+
+        def stored(storage, *changes):
+            while True:
+                with suppress(ConflictError):
+                    return commit(storage, *changes)
+
+        def work():
+            tids = [tid]
+            while not done.is_set():
+                tids.append(stored(self.there, (z64, tids[-1], state(len(tids)))))
+            return tids
+
+        writer, removed = self._threads.submit(work), 0
+        try:
+            for _ in range(5):
+                stored(self.here, *((self.here.new_oid(), z64, state(0)) for _ in range(20)))     # garbage
+                removed += self.here.pack(time.time()).objects
+        finally:
+            done.set()
+        self.assertGreaterEqual(removed, 80)    # what the newest transaction has made stays
+        tids = writer.result(60)
+        self.everywhere(tids[-1])
+        self.assertEqual(self.here.load(z64), (state(len(tids) - 1), tids[-1]))
 
     def test_no_count_is_lost(self):
         """All that was told to be stored is, and no more; on both nodes."""
