@@ -110,7 +110,7 @@ class MySQL(Adapter):
         if self.read_only:      # a replica that was restarted, and which nobody may write, has none
             value = f"coalesce({value}, '')"
         self._tables = Tables(
-            id='BIGINT', bytes='LONGBLOB', chunk='LONGBLOB', bool='BOOLEAN', no='FALSE',
+            id='BIGINT', integer='SIGNED', bytes='LONGBLOB', chunk='LONGBLOB', bool='BOOLEAN', no='FALSE',
             md5='CHAR(32) CHARACTER SET ascii', text='VARCHAR(100) CHARACTER SET ascii',
             memory='MEMORY' if has_memory else 'InnoDB',
             epoch=f"SELECT CONCAT({value}, '.', {server})",

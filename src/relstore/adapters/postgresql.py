@@ -85,8 +85,9 @@ class PostgreSQL(Adapter):
         self._locks = locks or ('plain' if name == 'public' else 'hashed')
         keeps = self.keep_history
         self._tables = Tables(
-            prefix='"' + name.replace('"', '""') + '".', id='BIGINT', bytes='BYTEA', chunk='OID', bool='BOOLEAN',
-            no='FALSE', md5='CHAR(32)', text='TEXT', unlogged='UNLOGGED', seed=str(zlib.crc32(name.encode())),
+            prefix='"' + name.replace('"', '""') + '".', id='BIGINT', integer='BIGINT', bytes='BYTEA', chunk='OID',
+            bool='BOOLEAN', no='FALSE', md5='CHAR(32)', text='TEXT', unlogged='UNLOGGED',
+            seed=str(zlib.crc32(name.encode())),
             key='' if self._locks == 'plain' else '{relstore_key_1}',
             # The row's value is as random as it can be; the table's own oid differs after a restore from a dump.
             epoch="SELECT e.value || '.' || e.tableoid FROM {relstore_epoch} e",

@@ -64,8 +64,8 @@ class SQLite(Adapter):
     def configure(self, keep_history: bool, read_only: bool) -> None:
         super().configure(keep_history, read_only)
         self._tables = Tables(
-            reserved=frozenset({'transaction'}), id='INTEGER', bytes='BLOB', chunk='BLOB', bool='INTEGER', no='0',
-            md5='TEXT', text='TEXT', unlogged='', epoch='SELECT value FROM {relstore_epoch}',
+            reserved=frozenset({'transaction'}), id='INTEGER', integer='INTEGER', bytes='BLOB', chunk='BLOB',
+            bool='INTEGER', no='0', md5='TEXT', text='TEXT', unlogged='', epoch='SELECT value FROM {relstore_epoch}',
             oids='(SELECT value AS zoid FROM json_each(?))',
             revisions="(SELECT json_extract(value, '$[0]') AS zoid, json_extract(value, '$[1]') AS tid "
                       'FROM json_each(?))')

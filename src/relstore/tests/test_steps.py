@@ -3,6 +3,7 @@
 All in one thread: whoever had to wait would wait in vain, and get a LockTimeout. SQLite is not here: it has one lock
 for all who write, which a step takes like a commit.
 """
+import time
 from contextlib import closing, contextmanager
 from itertools import count
 from unittest import TestCase, mock
@@ -16,6 +17,7 @@ from relstore.adapters.base import MAX_TID
 from relstore.errors import LockTimeout
 from relstore.pack import LATER, OBJECT, OLDER
 from relstore.tests.backends import (
+    BY_EVERY_DRIVER,
     MYSQL,
     Psycopg2HistoryFree,
     Psycopg2HistoryPreserving,
@@ -212,7 +214,27 @@ class WithForeignKeys(Suite):
             session.run('DROP INDEX prev_tid')
 
 
+class Numbers(TestCase):
+    """Sums and counts are integers: of some a driver would make a Decimal."""
+
+    def test_they_are_integers(self):
+        storage = self.open_storage()
+        self.addCleanup(storage.close)
+        tid = commit(storage, (z64, z64, state(0)))
+        tid = commit(storage, (z64, tid, state(1)), (storage.new_oid(), z64, state(0)))
+        tid = commit(storage, (z64, tid, state(2)))
+        adapter = storage._adapter
+        with storage._pool.session() as session:
+            found = [*adapter.garbage_sizes(session, [(0, u64(tid))])[0][:4], *adapter.sweep_state(session),
+                     adapter.last_tid(session), adapter.estimated_count(session), adapter.last_marked(session)]
+        report = storage.pack(time.time())
+        self.assertGreater(report.states, 0)
+        found += [report.states, report.bytes, report.transactions, report.pack_tid, report.marked_tid]
+        self.assertEqual({type(number) for number in found}, {int}, found)
+
+
 cases(globals(), Suite, backends=(*MYSQL[:2], *MYSQL[4:], Psycopg2HistoryPreserving, Psycopg2HistoryFree,
                                   Psycopg3HistoryPreserving))
 cases(globals(), WithForeignKeys, backends=(Psycopg2HistoryPreserving,))
-del Suite, WithForeignKeys
+cases(globals(), Numbers, backends=BY_EVERY_DRIVER)
+del Suite, WithForeignKeys, Numbers

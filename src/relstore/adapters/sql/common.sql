@@ -267,7 +267,7 @@ SELECT max(tid) FROM (SELECT tid FROM {transaction} WHERE tid > ? AND tid <= ? O
 -- and, if it is not large, the state.
 -- name: garbage_sizes [hp]
 SELECT n.zoid, z.states, z.bytes, n.tid, CASE WHEN n.state_size <= 20000 THEN n.state END
-FROM (SELECT s.zoid, count(*) AS states, sum(s.state_size) AS bytes, max(s.tid) AS tid
+FROM (SELECT s.zoid, count(*) AS states, CAST(sum(s.state_size) AS {integer}) AS bytes, max(s.tid) AS tid
       FROM {revisions} r CROSS JOIN {object_state} s WHERE s.zoid = r.zoid AND s.tid <= r.tid GROUP BY s.zoid) z
      CROSS JOIN {object_state} n WHERE n.zoid = z.zoid AND n.tid = z.tid
 
