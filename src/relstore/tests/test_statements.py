@@ -138,7 +138,6 @@ PARAMETERS = {
     'swept': lambda s: (1, -1, 100),
     'swept_count': lambda s: (1,),
     'transactions_end': lambda s: (s.tid, MAX_TID, 100),
-    'sizes': lambda s: (s.oid, s.tid),
     'sweep': lambda s: s.batch,
     'forget_transactions': lambda s: (s.tid, s.tid + 10, False),
     'lock_votes': lambda s: ('1000',),

@@ -148,9 +148,7 @@ class SideBySide(TestCase):
             self.assertEqual(storage.pack(time.time() - 3600).objects, 0)
             for client in self.now, self.before, other:
                 client.ask('close')
-            adapter = _adapter(place)
-            adapter.configure(place.keep_history, read_only=False)
-            adapter.set_writers('relstore')
+            storage.database.adapter.set_writers('relstore')
             storage.pack(time.time())
         other.ask('open', **where)
         self.assertEqual(other.ask('read'), 'after')
