@@ -1,0 +1,283 @@
+"""A pack loses nothing that can be reached, whatever happens between which of its steps.
+
+The packer is stopped at each of its calls to the adapter, one after the other, while others commit, or it is killed there.
+What is garbage is made of clusters, see Cluster. Whoever links one again has to keep all of it, or is told of a conflict.
+"""
+import io
+import itertools
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from unittest import TestCase
+from unittest.mock import patch
+
+import transaction
+import ZODB
+from persistent.mapping import PersistentMapping
+from ZODB.Connection import TransactionMetaData
+from ZODB.POSException import ConflictError, POSKeyError, ReadConflictError, ReadOnlyError, UndoError
+from ZODB.utils import p64, u64, z64
+
+import relstore
+from relstore import pack
+from relstore.adapters.base import Adapter
+from relstore.errors import ConfigurationError, Unavailable
+from relstore.references import references
+from relstore.session import Session
+from relstore.tests.backends import (
+    MySQLdbHistoryFree,
+    MySQLdbHistoryPreserving,
+    Psycopg2HistoryFree,
+    Psycopg2HistoryPreserving,
+    SQLiteBackend,
+    SQLiteHistoryFree,
+    SQLiteHistoryPreserving,
+    cases,
+)
+from relstore.tests.test_concurrency import place_of
+
+BACKENDS = (SQLiteHistoryPreserving, SQLiteHistoryFree, Psycopg2HistoryPreserving, Psycopg2HistoryFree,
+            MySQLdbHistoryPreserving, MySQLdbHistoryFree)
+FORK = multiprocessing.get_context('fork')
+# What a Packer asks of its adapter.
+STEPS = [name for name in (
+    'lock_pack', 'begin_snapshot', 'estimated_count', 'revisions', 'save_references', 'last_pack', 'last_marked', 'new_pack',
+    'add_garbage', 'end_marking', 'forget_garbage', 'garbage', 'changes', 'garbage_revisions', 'spare', 'lock_votes',
+    'start_sweep', 'sweep_state', 'garbage_end', 'sweep', 'has_foreign_key', 'transactions_end', 'forget_transactions',
+    'end_sweep', 'swept', 'last_tid', 'writes_alone', 'meta', 'has_tid') if hasattr(Adapter, name)]
+# And what of that while it keeps everybody from voting.
+AT_THE_DOOR = 'changes', 'garbage_revisions', 'spare', 'start_sweep', 'end_sweep'
+
+
+class Ref:
+    """Stands for another object in a record."""
+
+    def __init__(self, oid: bytes):
+        self.oid = oid
+
+
+def record(*oids: bytes, note: object = None) -> bytes:
+    """Return the record of a PersistentMapping that refers to other objects."""
+    file = io.BytesIO()
+    for part in PersistentMapping, {'data': {'links': [Ref(oid) for oid in oids], 'note': note}}:
+        pickler = pickle.Pickler(file, 3)
+        pickler.persistent_id = lambda value: (value.oid, PersistentMapping) if isinstance(value, Ref) else None
+        pickler.dump(part)
+    return file.getvalue()
+
+
+def links(state: bytes) -> list[bytes]:
+    refs = references(state)
+    return [refs[n:n + 8] for n in range(0, len(refs), 8)]
+
+
+class Client:
+    """One connection of a process: it loads and stores records as of its view."""
+
+    def __init__(self, storage: relstore.RelStore):
+        self.view = storage.new_instance()
+        self.begin()
+
+    def begin(self) -> 'Client':
+        self.view.afterCompletion()
+        self.view.poll_invalidations()
+        return self
+
+    def load(self, oid: bytes) -> bytes:
+        return self.view.load(oid)[0]
+
+    def link(self, oid: bytes, *others: bytes, note: object = None) -> bytes:
+        """Commit a change of an object; return the tid."""
+        return self.finish(self.vote((oid, record(*others, note=note))))
+
+    def vote(self, *changes: tuple[bytes, bytes]) -> TransactionMetaData:
+        txn = TransactionMetaData()
+        bases = [self._tid(oid) for oid, _ in changes]
+        self.view.tpc_begin(txn)
+        try:
+            for (oid, state), base in zip(changes, bases, strict=True):
+                self.view.store(oid, base, state, '', txn)
+            self.view.tpc_vote(txn)
+        except BaseException:
+            self.view.tpc_abort(txn)
+            raise
+        return txn
+
+    def finish(self, txn: TransactionMetaData) -> bytes:
+        tid = self.view.tpc_finish(txn)
+        self.view.afterCompletion()
+        return tid
+
+    def _tid(self, oid: bytes) -> bytes:
+        try:
+            return self.view.load(oid)[1]
+        except POSKeyError:
+            return z64
+
+
+def reachable(storage: relstore.RelStore, start: Iterable[bytes] = (z64,)) -> set[bytes]:
+    """Load whatever can be reached; return the oids. POSKeyError where a reference leads nowhere."""
+    client = Client(storage)
+    try:
+        seen, waiting = set(start), list(start)
+        while waiting:
+            new = set(links(client.load(waiting.pop()))) - seen
+            seen |= new
+            waiting += new
+        return seen
+    finally:
+        client.view.release()
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """holder -> (one -> two): the holder can be reached, and what it once referred to cannot."""
+    holder: bytes
+    one: bytes
+    two: bytes
+
+
+class Suite(TestCase):
+    """self.storage is the packer's process, self.site another."""
+
+    def setUp(self):
+        super().setUp()
+        self.storage, self.site = self.opened(), self.opened(commit_lock_timeout=3)
+        self.packing = self.storage._adapter
+
+    def opened(self, name='main', **options) -> relstore.RelStore:
+        storage = self.open_storage(name, **options)
+        self.addCleanup(storage.close)
+        return storage
+
+    def client(self, storage: relstore.RelStore | None = None) -> Client:
+        client = Client(storage or self.site)
+        self.addCleanup(client.view.release)
+        return client
+
+    def clusters(self, count: int) -> list[Cluster]:
+        """Make clusters, and garbage of what was there before."""
+        new = [Cluster(*(self.site.new_oid() for _ in range(3))) for _ in range(count)]
+        client = Client(self.site)
+        holders = [cluster.holder for cluster in new]
+        client.finish(client.vote((z64, record(*holders)), *((c.holder, record(c.one)) for c in new),
+                                  *((c.one, record(c.two)) for c in new), *((c.two, record()) for c in new)))
+        client.begin()
+        client.finish(client.vote(*((holder, record()) for holder in holders)))
+        client.view.release()
+        return new
+
+    def ends(self, fresh: relstore.RelStore | None = None) -> set[bytes]:
+        """Assert that all that can be reached is there, for a process that begins now; return it."""
+        with closing(self.open_storage()) as fresh:
+            return reachable(fresh)
+
+    def exists(self, oid: bytes) -> bool:
+        row = self.site._pool.attempt(lambda session: self.site._adapter.load_now(session, oid and u64(oid)))
+        return row is not None
+
+    def pack(self, storage: relstore.RelStore | None = None, pack_time: float | None = None, **options) -> pack.Report:
+        return (storage or self.storage).pack(pack_time, **options)
+
+
+@contextmanager
+def calls(adapter: Adapter, act: Callable[[int, str], None], names: Iterable[str] = STEPS) -> Iterator[None]:
+    """Call act(n, name) before the nth call (from 0) of these methods, except while nobody can vote.
+
+    What act itself calls is not counted.
+    """
+    count, acting, nobody_votes = itertools.count(), False, False
+    made = []
+
+    def wrap(name: str) -> None:
+        method = getattr(adapter, name)
+
+        def call(*arguments, **options):
+            nonlocal acting, nobody_votes
+            nobody_votes = nobody_votes and name in AT_THE_DOOR
+            if not acting and not nobody_votes:
+                acting = True
+                try:
+                    act(next(count), name)
+                finally:
+                    acting = False
+                nobody_votes = name == 'lock_votes'
+            return method(*arguments, **options)
+        patcher = patch.object(adapter, name, call)
+        patcher.start()
+        made.append(patcher)
+
+    for name in names:
+        wrap(name)
+    try:
+        yield
+    finally:
+        for patcher in made:
+            patcher.stop()
+
+
+def before(adapter: Adapter, name: str, act: Callable[[], None], nth: int = 0):
+    """Call act() before the nth call of a method."""
+    return calls(adapter, lambda n, _: act() if n == nth else None, [name])
+
+
+class Interleaved(Suite):
+    """Others commit at each step of a pack to the present."""
+
+    def steps(self, **options) -> int:
+        """Return how many calls a pack makes when nothing else happens."""
+        self.clusters(1)
+        made = []
+        with calls(self.packing, lambda n, name: made.append(name)):
+            self.pack(**options)
+        return len(made)
+
+    def test_links_at_each_step(self):
+        """By a new view, by a view that is older than the pack, and by one in the packer's process."""
+        kept = refused = 0
+        for step in range(self.steps() + 3):
+            fresh, old, own, changed, control = clusters = self.clusters(5)
+            clients = [self.client(), self.client(self.storage), self.client()]
+            views = [self.client(), *clients]
+            for client, cluster in zip(clients, (old, own, changed), strict=True):
+                for oid in cluster.one, cluster.two, cluster.holder:
+                    client.load(oid)
+
+            def act(n, name, step=step, fresh=fresh, old=old, own=own, changed=changed, clients=clients, views=views):
+                nonlocal kept, refused
+                if n != step:
+                    return
+                views[0].begin()
+                work = [(views[0], fresh.holder, fresh.one), (clients[0], old.holder, old.one),
+                        (clients[1], own.holder, own.one), (clients[2], changed.one, changed.two)]
+                for client, holder, one in work:
+                    with suppress(ConflictError, POSKeyError):
+                        try:
+                            client.link(holder, one)
+                        except (ConflictError, POSKeyError):
+                            refused += 1
+                            raise
+                        kept += 1
+
+            with calls(self.packing, act), patch.object(pack, 'DOOR', 0.01):
+                self.pack()
+            with self.subTest(step):
+                found = self.ends()
+                self.assertEqual(reachable(self.site), found)
+                self.assertEqual(reachable(self.storage), found)
+                self.assertFalse(self.exists(control.one) or self.exists(control.two))
+                self.assertTrue({cluster.holder for cluster in clusters} <= found)
+        self.assertGreater(kept, 0)
+        self.assertGreater(refused, 0)
+
+
+cases(globals(), Interleaved, backends=BACKENDS)
+del Suite, Interleaved
