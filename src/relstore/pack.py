@@ -377,6 +377,7 @@ class Packer:
                 self._adapter.lock_votes(session, patience)
                 many = self._catch_up(session, pack, doomed, AT_THE_DOOR)
                 if many and tries < DOOR_TRIES // 2:
+                    session.run('COMMIT')       # what was taken off the list is not looked at again
                     continue
                 while many:
                     many = self._catch_up(session, pack, doomed, ROWS)

@@ -279,5 +279,55 @@ class Interleaved(Suite):
         self.assertGreater(refused, 0)
 
 
-cases(globals(), Interleaved, backends=BACKENDS)
-del Suite, Interleaved
+class Door(Suite):
+    """The moment in which a sweep begins, and nobody is between vote and finish."""
+
+    def test_much_is_committed_just_before(self):
+        """More than is to be read while nobody can vote: the door is opened again, and what was found stays found."""
+        first, second, control = self.clusters(3)
+        client = self.client()
+
+        def commit():
+            client.begin()
+            client.finish(client.vote(*((c.holder, record(c.one)) for c in (first, second))))
+
+        with patch.object(pack, 'AT_THE_DOOR', 2), before(self.packing, 'lock_votes', commit):
+            self.pack()
+        found = self.ends()
+        self.assertLessEqual({first.one, first.two, second.one, second.two}, found)
+        self.assertFalse(self.exists(control.one))
+
+    def test_voted_before_and_finished_after(self):
+        cluster, control = self.clusters(2)
+        client = self.client()
+        voted = []
+
+        def act(n, name):
+            if n == 0:
+                voted.append(client.vote((cluster.holder, record(cluster.one))))
+            elif n == 1:
+                client.finish(voted.pop())
+
+        with calls(self.packing, act, ['lock_votes']):
+            self.pack()
+        self.assertEqual(voted, [])
+        self.assertLessEqual({cluster.one, cluster.two}, self.ends())
+        self.assertFalse(self.exists(control.one))
+
+    def test_somebody_never_finishes(self):
+        """Nothing is removed, it is said why, and later it can be done."""
+        [cluster] = self.clusters(1)
+        self.pack(prepack_only=True)
+        client = self.client()
+        voted = client.vote((cluster.holder, record(note='slow')))
+        with patch.object(pack, 'DOOR_TRIES', 2), self.assertRaisesRegex(Unavailable, 'between their vote'):
+            self.pack(skip_prepack=True)
+        self.assertTrue(self.exists(cluster.one))
+        client.finish(voted)
+        self.pack(skip_prepack=True)
+        self.assertFalse(self.exists(cluster.one))
+        self.ends()
+
+
+cases(globals(), Interleaved, Door, backends=BACKENDS)
+del Suite, Interleaved, Door
