@@ -329,5 +329,24 @@ class Door(Suite):
         self.ends()
 
 
-cases(globals(), Interleaved, Door, backends=BACKENDS)
-del Suite, Interleaved, Door
+class Since(Suite):
+    """An older pack time: what goes was garbage then."""
+
+    def setUp(self):
+        super().setUp()
+        present = patch.object(pack, 'PRESENT', 0)      # else a second ago is the present
+        present.start()
+        self.addCleanup(present.stop)
+
+    def test_a_database_that_nobody_writes_to(self):
+        """It was garbage at the pack time, whatever the newest transaction is."""
+        [cluster] = self.clusters(1)
+        self.pack(pack_time=time.time() - 1000)
+        self.assertTrue(self.exists(cluster.one))
+        self.pack(pack_time=time.time() - 1e-3)
+        self.assertFalse(self.exists(cluster.one))
+        self.ends()
+
+
+cases(globals(), Interleaved, Door, Since, backends=BACKENDS)
+del Suite, Interleaved, Door, Since
