@@ -4,7 +4,8 @@ Between begin and vote nothing is sent to the database: stores gather in a spool
 writes. Undo, restore and deletion are stores like any other.
 """
 import time
-from collections.abc import Callable, Collection, Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ from relstore.errors import (
     StorageError,
     Unavailable,
 )
-from relstore.references import might_refer, unpack
+from relstore.references import might_refer, references, unpack
 from relstore.session import Session
 from relstore.spool import Spool
 
@@ -39,14 +40,16 @@ class Transaction:
 
     metadata: the object that tpc_begin was given.
     generation: of the view that it read, or -1.
+    began: the generation in which the connection began, whose objects may be as old as that.
     tid: given when the transaction is a copy of one that has a tid already.
     packed: whether that one was packed: then it cannot be undone.
     """
 
-    def __init__(self, database: Database, metadata, generation: int, tid: int | None = None, packed: bool = False):
+    def __init__(self, database: Database, metadata, generation: int, began: int, tid: int | None = None,
+                 packed: bool = False):
         self._database, self._adapter = database, database.adapter
         self.metadata = metadata
-        self._epoch, self._sweeps = database.epoch_of(generation), database.sweeps_of(generation)
+        self._epoch, self._sweeps = database.epoch_of(generation), database.sweeps_of(began)
         self._tid, self._packed = tid, packed
         self._record: Metadata | None = None
         self._spool = Spool(database.untransform, digest=self._adapter.keep_history)
@@ -224,28 +227,45 @@ class Transaction:
                                f'database has {verdict.last_tid:#x}.')
 
     def _look_at_links(self, verdict: Verdict) -> None:
-        """See that nothing refers to what a pack removes, or has removed since the view was taken; see pack.py.
+        """See that nothing refers to what a pack removes, or has removed since the connection began; see pack.py.
 
         What is copied with its tid may refer to what comes later.
         """
         self._database.saw_sweeps(verdict.sweeps)
-        is_new = verdict.sweeps != self._sweeps and self._tid is None
-        if not verdict.sweeping and not is_new:
+        swept = self._database.swept(self._sweeps, verdict.sweeps) if self._tid is None else []
+        if not verdict.sweeping and swept == []:
             return
-        linked = set()
-        for batch in self._batches():
-            for row, state in batch:
-                refs = might_refer(self._database.untransform(state)) if row.refs is None else row.refs
-                linked.update(unpack(refs))
+        linked = {oid for _, refs in self._references() for oid in refs}
         gone = []
         if verdict.sweeping:
             gone = self._adapter.going(self._session, verdict.sweeping, {*linked, *(row.oid for row in self._spool)})
-        if is_new and not gone:
+        if swept is None and not gone:
             gone = self._adapter.missing(self._session, [oid for oid in linked if oid not in self._spool])
+        elif not gone:
+            gone = [oid for oid in linked if any(_is_in(oids, oid) for oids in swept)]
+        gone = [oid for oid in gone if oid in self._spool or self._is_new_link(oid)]
         if gone:
             self._database.conflicts.conflict(gone[0], '', resolved=False)
             raise ConflictError(f'The object {gone[0]:#x}, which this transaction changes or refers to, was not '
                                 'referred to by anything, and is removed by a pack', oid=p64(gone[0]))
+
+    def _references(self) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """Yield (oid, what it is to refer to) of all that changes."""
+        for batch in self._batches():
+            for row, state in batch:
+                yield row.oid, self._refs_of(state, row.refs)
+
+    def _refs_of(self, state: bytes | None, refs: bytes | None) -> tuple[int, ...]:
+        return unpack(might_refer(self._database.untransform(state)) if refs is None else refs)
+
+    def _is_new_link(self, target: int) -> bool:
+        """Whether something did not refer to this before. What did leads nowhere anyway: its object was deleted."""
+        for oid, refs in self._references():
+            if target in refs:
+                state, _ = self._adapter.load_now(self._session, oid) or (None, 0)
+                if target not in self._refs_of(state, references(self._database.untransform(state) if state else state)):
+                    return True
+        return False
 
     def _resolve_conflicts(self, conflicts: list[tuple[int, int, bytes | None]]) -> list[int]:
         resolved = []
@@ -382,6 +402,11 @@ class Transaction:
         session, self._session = self._session, None
         if session is not None:
             self._database.pool.give_back(session)
+
+
+def _is_in(oids: Sequence[int], oid: int) -> bool:
+    place = bisect_left(oids, oid)
+    return place < len(oids) and oids[place] == oid
 
 
 def _bytes(text: bytes | str) -> bytes:

@@ -3,7 +3,8 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 
@@ -58,6 +59,8 @@ class Database:
         # How many sweeps of a pack are known, from which generation of this epoch on: in the order of these.
         self._sweeps: dict[int, int] = {}
         self._sweeps_seen = 0                   # how many there were when somebody looked last
+        # What they removed, of those that this process has learnt of one by one, and lately: by number, in order.
+        self._swept: dict[int, array] = {}
         self._forked = False        # and not used since
         try:
             with self.pool.session() as session:
@@ -119,14 +122,17 @@ class Database:
         return generation >= self._first_generation
 
     def sweeps_of(self, generation: int) -> int:
-        """Return how many sweeps of a pack a view of this generation knows of, as `Verdict.sweeps` counts them."""
-        if generation == -1:
-            return self._sweeps_seen
+        """Return how many sweeps of a pack were known in this generation, as `Verdict.sweeps` counts them; -1: too long ago."""
         return next((number for first, number in reversed(self._sweeps.items()) if first <= generation), -1)
 
     def saw_sweeps(self, number: int) -> None:
         """Somebody has learnt that so many sweeps have ended. What they removed is dropped at the next poll."""
         self._sweeps_seen = max(self._sweeps_seen, number)
+
+    def swept(self, old: int, new: int) -> list[Sequence[int]] | None:
+        """Return what the sweeps after `old`, up to `new`, have removed, each in order; None if that is not known."""
+        lists = [self._swept.get(number) for number in range(old + 1, new + 1)]
+        return None if old > new or None in lists else lists
 
     def _named(self, epoch: str) -> str:
         """Return what to call an epoch where states of it are kept outside of this process."""
@@ -211,7 +217,7 @@ class Database:
             since = min(since, base)
         self.oids.forget()      # the database may count them anew
         self._first_generation = self.cache.generation + 1
-        self._sweeps = {self._first_generation: self._sweeps_seen}
+        self._sweeps, self._swept = {self._first_generation: self._sweeps_seen}, {}
         self.cache.restart(since)
         self.polling.forget()
         self._epoch = epoch
@@ -226,12 +232,21 @@ class Database:
             if self.sweeps_of(generation) >= number:
                 return          # another thread was quicker
             self._sweeps[generation + 1] = number
+            if oids is not None:
+                self._remember(number, oids)
             if self.tier is not None:
                 self.tier.begin(self.name, f'{self._epoch}/{number}', generation + 1, self.cache.head)
             if oids is None:
                 self.cache.clear()
             self.cache.remove(oids or ())
             self.polling.forget()
+
+    def _remember(self, number: int, oids: list[int]) -> None:
+        """Keep what a sweep has removed, for connections that may hold it; of all sweeps as much as of one."""
+        swept = self._swept | {number: array('q', oids)}
+        while sum(map(len, swept.values())) > self.options.poll_limit:
+            del swept[next(iter(swept))]
+        self._swept = swept
 
     def _begin_anew(self, epoch: str, last: int) -> None:
         self.pool.retire()      # sessions know the epoch they began in

@@ -54,6 +54,7 @@ class RelStore(UndoLogCompatible):
         self.__name__ = self._database.options.name or f'relstore {self._adapter.name}'
         self._at: int | None = None             # the view
         self._generation = -1                   # of the database, when the view was taken
+        self._began = self._cache.generation    # and when this was made
         self._last: tuple = (None, -1)          # the view as of the last poll_invalidations, and its generation
         self._own: int | None = None            # tid of its commit since then
         self._poll_may_fail = True              # may the next poll_invalidations raise?
@@ -356,8 +357,8 @@ class RelStore(UndoLogCompatible):
         self._commit_lock.acquire()
         try:
             self._end_snapshot()    # an instance holds one session at most: oids and the vote will need one
-            self._txn = Transaction(self._database, transaction, self._generation, None if tid is None else u64(tid),
-                                    packed=status == 'p')
+            self._txn = Transaction(self._database, transaction, self._generation, self._began,
+                                    None if tid is None else u64(tid), packed=status == 'p')
         except BaseException:
             self._commit_lock.release()
             raise

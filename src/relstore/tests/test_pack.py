@@ -49,8 +49,8 @@ BACKENDS = (SQLiteHistoryPreserving, SQLiteHistoryFree, Psycopg2HistoryPreservin
 FORK = multiprocessing.get_context('fork')
 # What a Packer asks of its adapter.
 STEPS = [name for name in (
-    'lock_pack', 'begin_snapshot', 'estimated_count', 'revisions', 'save_references', 'last_pack', 'last_marked', 'new_pack',
-    'add_garbage', 'end_marking', 'forget_garbage', 'garbage', 'changes', 'garbage_revisions', 'spare', 'lock_votes',
+    'lock_pack', 'begin_snapshot', 'estimated_count', 'revisions', 'save_references', 'last_pack', 'last_marked',
+    'new_pack', 'add_garbage', 'end_marking', 'forget_garbage', 'garbage', 'changes', 'garbage_revisions', 'spare', 'lock_votes',
     'start_sweep', 'sweep_state', 'garbage_end', 'sweep', 'has_foreign_key', 'transactions_end', 'forget_transactions',
     'end_sweep', 'swept', 'last_tid', 'writes_alone', 'meta', 'has_tid') if hasattr(Adapter, name)]
 # And what of that while it keeps everybody from voting.
@@ -348,5 +348,54 @@ class Since(Suite):
         self.ends()
 
 
-cases(globals(), Interleaved, Door, Since, backends=BACKENDS)
-del Suite, Interleaved, Door, Since
+class Memory(Suite):
+    """What a process remembers from before a sweep."""
+
+    def test_object_that_the_application_held(self):
+        """Unlinked, swept, and linked again by a connection that has held it: a conflict, not a link to nothing.
+
+        Also where its process has learnt of the sweep meanwhile, and its view is a new one.
+        """
+        for storage in self.storage, self.site:
+            [cluster] = self.clusters(1)
+            client = self.client(storage)
+            client.load(cluster.one)
+            self.pack()
+            for number in range(2):         # the first commit may be what tells this process
+                client.begin().link(cluster.holder, note=number)
+            client.begin()
+            with self.assertRaises(ConflictError):
+                client.link(cluster.holder, cluster.one)
+            self.ends()
+
+    def test_reference_that_led_nowhere_before(self):
+        """To a deleted object, say. Who refers to it can be changed as ever, during a sweep and after it."""
+        [cluster] = self.clusters(1)
+        client = self.client()
+        client.link(cluster.holder, cluster.one)
+        txn = TransactionMetaData()
+        client.begin().view.tpc_begin(txn)
+        client.view.deleteObject(cluster.one, client._tid(cluster.one), txn)
+        client.view.tpc_vote(txn)
+        client.finish(txn)
+        client.begin().link(z64, cluster.holder, note='the newest stays where there is no history')
+        client.begin()
+        old = self.client()
+        changes = iter(range(99))
+
+        def change(n, name):
+            client.link(cluster.holder, cluster.one, note=next(changes))
+            client.begin()
+
+        with calls(self.packing, change, ['sweep']):
+            self.pack()
+        self.assertGreater(next(changes), 0)
+        self.assertFalse(self.exists(cluster.one))
+        client.begin().link(cluster.holder, cluster.one, note='then')
+        old.begin().link(cluster.holder, cluster.one, note='and then')
+        with self.assertRaises(ConflictError):
+            old.begin().link(z64, cluster.holder, cluster.one)
+
+
+cases(globals(), Interleaved, Door, Since, Memory, backends=BACKENDS)
+del Suite, Interleaved, Door, Since, Memory
