@@ -307,7 +307,7 @@ class Database:
                     self._begin(self._epoch, head, head)
                 else:
                     # A file that is newer was saved by another process, and serves as well.
-                    self._begin(self._epoch, head, min(head, self.warm.head(self._epoch, lambda: MAX_TID)))
+                    self._begin(self._epoch, head, min(head, self.warm.head(self._named(self._epoch), lambda: MAX_TID)))
                     self.warm.start()
                 self._forked = False
 
