@@ -122,7 +122,10 @@ class Database:
         return generation >= self._first_generation
 
     def sweeps_of(self, generation: int) -> int:
-        """Return how many sweeps of a pack were known in this generation, as `Verdict.sweeps` counts them; -1: too long ago."""
+        """Return how many sweeps of a pack were known in this generation, as `Verdict.sweeps` counts them.
+
+        -1 if it was of another epoch.
+        """
         return next((number for first, number in reversed(self._sweeps.items()) if first <= generation), -1)
 
     def saw_sweeps(self, number: int) -> None:
@@ -174,6 +177,7 @@ class Database:
                 if epoch != self._epoch or last < since:
                     log.warning('The database is not what it was: restarted after a crash, failed over, restored or '
                                 'emptied. It stands at tid %#x, and everything cached is dropped.', last)
+                    self._sweeps_seen, _ = self.adapter.sweep_state(session)    # a backup may have had fewer
                     self._begin_anew(epoch, last)
                     return last, self.cache.generation
         if len(changes) > self.options.poll_limit:

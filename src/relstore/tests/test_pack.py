@@ -368,6 +368,29 @@ class Memory(Suite):
                 client.link(cluster.holder, cluster.one)
             self.ends()
 
+    def test_backup_that_was_restored(self):
+        """Sweeps are counted anew from there."""
+        for _ in range(2):
+            self.clusters(1)
+            self.pack()
+        client = self.client()
+        client.link(z64, note='learns of the sweeps')
+        client.begin()
+        for statement in ('UPDATE relstore_sweep SET number = 0', 'UPDATE relstore_pack SET number = 0',
+                          'DELETE FROM relstore_epoch'):
+            self.site._pool.attempt(lambda session, sql=statement: session.run(sql))
+        client.begin()
+        clusters = self.clusters(2)
+        old = self.client()
+        for cluster in clusters:
+            old.load(cluster.one)
+        for _ in range(2):
+            with closing(self.open_storage()) as another:
+                another.pack(None)
+        with self.assertRaises(ConflictError):
+            old.link(clusters[0].holder, clusters[0].one)
+        self.ends()
+
     def test_reference_that_led_nowhere_before(self):
         """To a deleted object, say. Who refers to it can be changed as ever, during a sweep and after it."""
         [cluster] = self.clusters(1)
