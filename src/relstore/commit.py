@@ -253,17 +253,16 @@ class Transaction:
         """Yield (oid, what it is to refer to) of all that changes."""
         for batch in self._batches():
             for row, state in batch:
-                yield row.oid, self._refs_of(state, row.refs)
-
-    def _refs_of(self, state: bytes | None, refs: bytes | None) -> tuple[int, ...]:
-        return unpack(might_refer(self._database.untransform(state)) if refs is None else refs)
+                yield row.oid, unpack(might_refer(self._unwrapped(state)) if row.refs is None else row.refs)
 
     def _is_new_link(self, target: int) -> bool:
         """Whether something did not refer to this before. What did leads nowhere anyway: its object was deleted."""
         for oid, refs in self._references():
             if target in refs:
                 state, _ = self._adapter.load_now(self._session, oid) or (None, 0)
-                if target not in self._refs_of(state, references(self._database.untransform(state) if state else state)):
+                record = self._unwrapped(state)
+                before = references(record)
+                if target not in unpack(might_refer(record) if before is None else before):
                     return True
         return False
 
@@ -340,10 +339,13 @@ class Transaction:
         return self._class_name(pending.held) if pending else ''
 
     def _class_name(self, record: bytes | None) -> str:
+        return class_name(self._unwrapped(record)) if record else ''
+
+    def _unwrapped(self, state: bytes | None) -> bytes | None:
         try:
-            return class_name(self._database.untransform(record)) if record else ''
+            return self._database.untransform(state) if state else state
         except Exception:       # whatever a wrapper raises where it did not wrap
-            return ''
+            return state
 
     # Finish -------------------------------------------------------------------------------------------------------
 
