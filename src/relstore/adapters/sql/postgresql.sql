@@ -261,7 +261,7 @@ SELECT l.pid, concat_ws(', ', nullif(a.application_name, ''), 'from ' || host(a.
                         'connected since ' || to_char(a.backend_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS UTC'))
 FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
 WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
-      AND l.classid::bigint = {key}(-2) >> 32 & 4294967295 AND l.objid::bigint = {key}(-2) & 4294967295
+      AND l.classid::bigint = {key}(-2::bigint) >> 32 & 4294967295 AND l.objid::bigint = {key}(-2::bigint) & 4294967295
       AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
 
 -- Keep out whoever is between vote and finish.
