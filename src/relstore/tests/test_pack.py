@@ -675,5 +675,230 @@ class Records(Suite):
             base.getTid(gone)
 
 
-cases(globals(), Interleaved, Door, Since, Memory, Field, Records, backends=BACKENDS)
-del Suite, Interleaved, Door, Since, Memory, Field, Records
+class Killed(Suite):
+    """SIGKILL before each message to the database: it is consistent, the lock is free, and the next pack completes."""
+
+    def test_client_is_killed_at_each_step(self):
+        unfinished, step, done = 0, 0, False
+        while not done:
+            step += 1
+            linked, control = self.clusters(2)
+            done = self.pack_until(step)
+            with self.subTest(step):
+                self.ends()
+                _, generation = self.site._pool.attempt(self.site._adapter.sweep_state)
+                unfinished += generation != 0
+                client = self.client()
+                with suppress(ConflictError, POSKeyError):
+                    client.link(linked.holder, linked.one)
+                self.ends()
+                self.until_free(self.pack)
+                self.assertFalse(self.exists(control.one) or self.exists(control.two))
+                self.ends()
+        self.assertGreater(unfinished, 2)
+
+    def pack_until(self, step: int) -> bool:
+        """Pack in a process that is killed before its nth message. Return whether it was done before."""
+        process = FORK.Process(target=self._pack_until, args=(step,))
+        process.start()
+        process.join(60)
+        self.assertIn(process.exitcode, (0, -signal.SIGKILL))
+        return process.exitcode == 0
+
+    def _pack_until(self, step: int) -> None:
+        storage = self.open_storage()
+        messages, do = itertools.count(1), Session._do
+
+        def send(session, act, *arguments):
+            if next(messages) == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return do(session, act, *arguments)
+
+        with patch.object(Session, '_do', send):
+            storage.pack(None)
+        os._exit(0)
+
+    def until_free(self, work: Callable[[], object]) -> None:
+        """A server needs a moment to see that a client is gone."""
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                work()
+                return
+            except Unavailable as e:
+                if 'being packed by' not in str(e) or time.monotonic() > deadline:
+                    raise
+
+
+class Together(Suite):
+    """Two packs, and a pack beside what takes long."""
+
+    def test_two_packs(self):
+        [cluster] = self.clusters(1)
+        told = []
+
+        def pack_too():
+            with self.assertRaisesRegex(Unavailable, r'is being packed by (the process|the server process|connection) \d+'):
+                self.site.pack(None)
+            told.append(self.site.pack(None, dry_run=True))
+
+        for step in 'new_pack', 'sweep':
+            self.clusters(1)
+            with before(self.packing, step, pack_too):
+                self.pack()
+        self.assertEqual(len(told), 2)
+        self.assertFalse(self.exists(cluster.one))
+        self.site.pack(None)
+
+    def test_undo_during_a_sweep(self):
+        """What is not packed can be undone at any time, what is packed at none."""
+        if not self.keep_history:
+            self.skipTest('needs history')
+        cluster, packed, control = self.clusters(3)
+        client = self.client()
+        for it in cluster, packed:
+            client.begin().link(it.holder, it.one)
+        tids = [client.begin().link(packed.holder), client.begin().link(cluster.holder)]
+        pack_time = (timestamp(tids[0]) + timestamp(tids[1])) / 2
+        early = self.site.new_instance()
+        txn = TransactionMetaData()
+        early.tpc_begin(txn)
+        early.undo(tids[0], txn)        # not packed yet
+        undone = []
+
+        def undo():
+            view = self.site.new_instance()
+            for tid in tids:
+                with transaction_of(view) as other:
+                    try:
+                        view.undo(tid, other)
+                    except UndoError:
+                        self.assertEqual(tid, tids[0])
+                    else:
+                        undone.append(tid)
+            view.release()
+
+        with before(self.packing, 'sweep', undo):
+            self.pack(pack_time=pack_time)
+        self.assertEqual(undone, tids[1:])
+        self.assertLessEqual({cluster.one, cluster.two}, self.ends())
+        with self.assertRaises(ConflictError):
+            early.tpc_vote(txn)
+        early.release()
+        self.ends()
+        self.assertFalse(self.exists(control.one))
+
+    def test_large_transactions(self):
+        """That are sent ahead of their vote, from before the sweep, and during it."""
+        clusters = self.clusters(4)
+        before_all, during, after, control = clusters
+        client, early = self.client(), self.client()
+        kept = []
+
+        def commit(cluster, by):
+            def act():
+                large = [(self.site.new_oid(), record(note='x' * 5000)) for _ in range(40)]
+                try:
+                    by.finish(by.vote((cluster.holder, record(cluster.one, *(oid for oid, _ in large))), *large))
+                except ConflictError:
+                    return
+                kept.append(cluster)
+            return act
+
+        def fresh():
+            client.begin()
+            commit(during, client)()
+
+        with patch.object(type(self.site._adapter), 'message_size', 50_000):
+            with before(self.packing, 'garbage', commit(before_all, self.client())), \
+                    before(self.packing, 'sweep', fresh), before(self.packing, 'end_sweep', lambda: None):
+                self.pack()
+            commit(after, early)()
+        self.assertEqual(kept, [before_all])
+        self.assertLessEqual({before_all.one, before_all.two}, self.ends())
+        self.assertFalse(self.exists(control.one))
+
+    def test_copied_into_while_it_is_packed(self):
+        """restore(): with its own tid, above all there are; it keeps what it links, or is refused."""
+        first, second, control = self.clusters(3)
+        view = self.site.new_instance()
+        told = []
+
+        def restore(cluster):
+            def act():
+                tid = p64(u64(self.site.lastTransaction()) + 1)
+                with suppress(ConflictError), transaction_of(view, tid) as txn:
+                    view.restore(cluster.holder, tid, record(cluster.one), '', None, txn)
+                    told.append(cluster)
+            return act
+
+        with before(self.packing, 'garbage', restore(first)), before(self.packing, 'sweep', restore(second)):
+            self.pack()
+        view.release()
+        self.assertIn(first, told)
+        self.assertLessEqual({first.one, first.two}, self.ends())
+        self.assertFalse(self.exists(control.one))
+
+    def test_views_across_sweeps(self):
+        """Opened at different times, used after several sweeps; in this process and in another."""
+        rounds, clients = [], []
+        for _ in range(3):
+            clusters = self.clusters(8)
+            rounds.append(clusters)
+            for storage in self.storage, self.site:
+                client = self.client(storage)
+                for cluster in clusters:
+                    client.load(cluster.one)
+                clients.append((client, clusters))
+            self.pack()
+        kept = refused = 0
+        for number, (client, clusters) in enumerate(clients):
+            for begin in False, True:
+                if begin:
+                    client.begin()
+                cluster = clusters[2 * (number % 2) + begin]
+                try:
+                    client.link(z64, *(c.holder for c in rounds[-1]), cluster.one)
+                    kept += 1
+                except (ConflictError, ReadConflictError):
+                    refused += 1
+        self.assertEqual((kept, refused), (0, 2 * len(clients)))
+        self.ends()
+
+    def test_epoch_changes_meanwhile(self):
+        """As after a crash of the server, or a failover: views of before store nothing; those of afterwards know."""
+        [cluster] = self.clusters(1)
+        old = self.client()
+        old.load(cluster.one)
+
+        def crash():
+            self.run_sql('DELETE FROM relstore_epoch')
+
+        with before(self.packing, 'sweep', crash):
+            self.pack()
+        for begin in False, True:
+            with self.assertRaises((ConflictError, Unavailable)):
+                if begin:
+                    old.begin()
+                old.link(cluster.holder, cluster.one)
+        self.ends()
+
+
+@contextmanager
+def transaction_of(view: relstore.RelStore, tid: bytes | None = None) -> Iterator[TransactionMetaData]:
+    """Commit what is done within; abort it where that raises."""
+    txn = TransactionMetaData()
+    view.tpc_begin(txn, tid)
+    try:
+        yield txn
+        view.tpc_vote(txn)
+        view.tpc_finish(txn)
+    except BaseException:
+        view.tpc_abort(txn)
+        raise
+    finally:
+        view.afterCompletion()
+
+
+cases(globals(), Interleaved, Door, Since, Memory, Field, Records, Killed, Together, backends=BACKENDS)
+del Suite, Interleaved, Door, Since, Memory, Field, Records, Killed, Together
