@@ -441,6 +441,7 @@ class Adapter:
     def end_sweep(self, session: Session, pack: Pack) -> None:
         """Within the transaction of lock_votes."""
         session.run(self.sql.end_sweep)
+        session.run(self.sql.forget_numbers)
         session.run(self.sql.pack_swept, (pack.generation,))
 
     def add_garbage(self, session: Session, rows: Sequence[tuple[int, int, int, int, int]]) -> None:

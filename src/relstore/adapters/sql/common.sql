@@ -235,6 +235,10 @@ UPDATE {relstore_pack} SET progress = 'sweeping' WHERE generation = ?
 -- name: end_sweep
 UPDATE {relstore_sweep} SET generation = 0, number = number + 1
 
+-- Of an earlier sweep nobody asks any more; nor of one whose row came with a list from a copy of the database.
+-- name: forget_numbers
+UPDATE {relstore_pack} SET number = 0 WHERE number > 0
+
 -- name: pack_swept
 UPDATE {relstore_pack} SET progress = 'swept', number = (SELECT number FROM {relstore_sweep}) WHERE generation = ?
 
