@@ -30,6 +30,7 @@ OLDEST = 130000                 # xid8 and pg_current_xact_id() came with 13
 FINISH_TIMEOUT = 600.0          # failing after the vote would tear a transaction over several databases
 ORPHAN_DEADLINE = 60.0          # seconds after which nobody knows
 ORPHAN_PATIENCE = 5.0           # seconds a backend whose client is gone may still wait before it is ended
+PACK_LOCK_PATIENCE = 1.0        # seconds
 PREPARED_STATEMENTS = ('auto', 'true', 'false')
 
 # Of binary arrays: the type's oid, and an element after its length; a text is an md5. NULL is a length alone.
@@ -378,8 +379,13 @@ class PostgreSQL(Adapter):
         if session.pooled:
             raise ConfigurationError('A pooler stands between this process and the server, and a pack needs a '
                                      'connection of its own; pack with a dsn that leads to the server itself.')
-        [[locked]] = session.all(self.sql.lock_pack)
-        if locked:
+        # A session that was closed just now may have it for a moment more.
+        deadline = time.monotonic() + PACK_LOCK_PATIENCE
+        while [(True,)] != session.all(self.sql.lock_pack):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+        else:
             return None
         return ', '.join(_holder(*row) for row in session.all(self.sql.pack_holder)) or _holder(0, '')
 

@@ -335,9 +335,9 @@ FROM (SELECT s.zoid, count(*) AS states, CAST(sum(s.state_size) AS SIGNED) AS by
 SELECT n.zoid, 1, n.state_size, n.tid, CASE WHEN n.state_size <= 20000 THEN n.state END
 FROM {revisions} r STRAIGHT_JOIN {object_state} n ON n.zoid = r.zoid AND n.tid = r.tid
 
--- A lock of the session, which is RelStorage's too.
+-- A lock of the session, which is RelStorage's too. One that was closed just now may have it for a moment more.
 -- name: lock_pack
-SELECT GET_LOCK(CONCAT(DATABASE(), '.pack'), 0)
+SELECT GET_LOCK(CONCAT(DATABASE(), '.pack'), 1)
 
 -- name: pack_holder
 SELECT p.id, CONCAT(p.user, '@', p.host) FROM information_schema.processlist p
