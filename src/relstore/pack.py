@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from persistent.TimeStamp import TimeStamp
-from ZODB.utils import u64
+from ZODB.utils import p64, u64
 
 from relstore.adapters.base import MAX_TID, Pack
 from relstore.database import Database
@@ -121,7 +121,9 @@ class Packer:
                 self._sweep(session, unfinished)
             if skip_prepack:
                 if unfinished is None:
-                    self._sweep(session, self._prepared(session))
+                    pack = self._prepared(session)
+                    self._refuse_what_relstorage_may_harm(session, TimeStamp(p64(pack.pack_tid)).timeTime())
+                    self._sweep(session, pack)
                 return self.report
             self._refuse_what_relstorage_may_harm(session, pack_time)
             pack = self._prepare(session, pack_time)
