@@ -3,11 +3,13 @@
 The packer is stopped at each of its calls to the adapter, one after the other, while others commit, or it is killed there.
 What is garbage is made of clusters, see Cluster. Whoever links one again has to keep all of it, or is told of a conflict.
 """
+import doctest
 import io
 import itertools
 import multiprocessing
 import os
 import pickle
+import re
 import shutil
 import signal
 import sqlite3
@@ -17,6 +19,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from unittest import TestCase
 from unittest.mock import patch
 
@@ -26,6 +29,7 @@ from persistent.mapping import PersistentMapping
 from persistent.TimeStamp import TimeStamp
 from ZODB.Connection import TransactionMetaData
 from ZODB.POSException import ConflictError, POSKeyError, ReadConflictError, ReadOnlyError, UndoError
+from ZODB.tests import PackableStorage
 from ZODB.utils import p64, u64, z64
 
 import relstore
@@ -39,6 +43,8 @@ from relstore.tests.backends import (
     MySQLdbHistoryPreserving,
     Psycopg2HistoryFree,
     Psycopg2HistoryPreserving,
+    Psycopg2PooledHistoryPreserving,
+    Psycopg3PooledHistoryFree,
     SQLiteBackend,
     SQLiteHistoryFree,
     SQLiteHistoryPreserving,
@@ -884,6 +890,221 @@ class Together(Suite):
         self.ends()
 
 
+class Limits(Suite):
+    """What is refused, and what always stays."""
+
+    def test_empty_database(self):
+        for options in {'dry_run': True}, {'prepack_only': True}, {'skip_prepack': True}, {}:
+            self.assertEqual(self.pack(**options).objects, 0)
+        self.clusters(1)
+        self.ends()
+
+    def test_no_root(self):
+        """All would be garbage. Old revisions can go."""
+        with transaction_of(self.site) as txn:
+            self.site.store(p64(5), z64, record(), '', txn)
+        with self.assertRaisesRegex(ConfigurationError, 'no root object'):
+            self.pack()
+        self.opened(pack_gc=False).pack(None)
+        self.assertTrue(self.exists(p64(5)))
+
+    def test_newest_transaction_stays(self):
+        """And without history the row with the highest tid: the next tid is to be larger than any before."""
+        [cluster] = self.clusters(1)
+        client = self.client()
+        last = client.link(cluster.one, cluster.two, note='garbage, and the newest')
+        for _ in range(2):
+            self.pack()
+            self.assertEqual(self.site.lastTransaction(), last)
+            with closing(self.open_storage()) as fresh:
+                self.assertEqual(fresh.lastTransaction(), last)
+        if not self.keep_history:
+            self.assertTrue(self.exists(cluster.one) and self.exists(cluster.two))
+        self.assertGreater(client.begin().link(cluster.holder), last)
+        self.pack()
+        self.assertFalse(self.exists(cluster.one) or self.exists(cluster.two))
+
+    def test_deletions_without_garbage_collection(self):
+        """What an external collector has deleted goes, and nothing else."""
+        deleted, garbage = self.clusters(2)
+        old = self.opened(pack_gc=False)
+        old.pack(None)
+        self.assertTrue(self.exists(deleted.one) and self.exists(garbage.one))
+        with transaction_of(self.site) as txn:
+            self.site.deleteObject(deleted.one, self.site.getTid(deleted.one), txn)
+        self.client().link(deleted.holder, note='newer')
+        self.assertTrue(self.exists(deleted.one))
+        old.pack(None)
+        self.assertFalse(self.exists(deleted.one))
+        for oid in deleted.two, garbage.one, garbage.two:
+            self.assertTrue(self.exists(oid))
+        self.ends()
+
+    def test_external_collector(self):
+        """ZODB's own doctest, but for its blobs, which are not there yet, and where there is no history without that."""
+        path = Path(PackableStorage.__file__).parent / 'IExternalGC.test'
+        text = path.read_text().replace("ZODB.blob.Blob(b'some data')", 'conn.root().__class__()')
+        text = re.sub(r"    >>> with open\(storage.loadBlob.*\n.*\n", '', text)
+        text = re.sub(r"    >>> storage.loadBlob(.*\n)+?\n", '', text)
+        self.assertNotIn('Blob', text.partition('create_storage()')[2])
+        if not self.keep_history:
+            text = re.sub(r"    >>> storage.loadBefore(.*\n)+?\n", '', text)
+        globs = {'create_storage': lambda: self.opened('external', pack_gc=False), 'ZODB': ZODB}
+        test = doctest.DocTestParser().get_doctest(text, globs, 'IExternalGC', str(path), 0)
+        found = io.StringIO()
+        runner = doctest.DocTestRunner(optionflags=doctest.IGNORE_EXCEPTION_DETAIL)
+        self.assertEqual(runner.run(test, out=found.write).failed, 0, found.getvalue())
+        transaction.abort()
+
+    def test_read_only(self):
+        [cluster] = self.clusters(1)
+        reader = self.opened(read_only=True)
+        report = reader.pack(None, dry_run=True)
+        self.assertGreaterEqual(report.objects, 2)
+        self.assertIn(u64(cluster.one), report.listed[0])
+        for options in {}, {'prepack_only': True}, {'skip_prepack': True}:
+            with self.assertRaises(ReadOnlyError):
+                reader.pack(None, **options)
+        self.assertTrue(self.exists(cluster.one))
+
+    def test_dry_run_leaves_nothing(self):
+        self.clusters(1)
+        self.run_sql('UPDATE object_state SET refs = NULL')
+        tables = 'relstore_pack', 'relstore_garbage', 'relstore_refs', 'relstore_sweep', 'relstore_meta', 'object_state'
+        counts = [self.count(table) for table in tables]
+        report = self.pack(dry_run=True)
+        self.assertEqual([self.count(table) for table in tables], counts)
+        self.assertEqual(report.objects, self.pack().objects)
+
+    def count(self, table: str) -> int:
+        return self.site._pool.attempt(lambda session: session.one(f'SELECT count(*) FROM {table}'))[0]
+
+    def test_beside_relstorage(self):
+        """Where it may write, a pack to the present is refused, however it comes about; one to yesterday works."""
+        if isinstance(self, SQLiteBackend):
+            self.skipTest('RelStorage and relstore never use one directory at once')
+        self.clusters(1)
+        self.pack(prepack_only=True)
+        self.site._pool.attempt(lambda session: session.run(self.site._adapter.sql.set_meta, ('writers', 'any')))
+        try:
+            for options in {}, {'prepack_only': True}, {'skip_prepack': True}:
+                with self.subTest(options), self.assertRaisesRegex(ConfigurationError, 'RelStorage processes may write'):
+                    self.pack(**options)
+            self.pack(pack_time=time.time() - 86400)
+            self.opened(pack_gc=False).pack(None)
+            [cluster] = self.clusters(1)
+            client = self.client()
+            with patch.object(pack, 'PRESENT', 0):
+                self.pack(pack_time=time.time() - 1e-4, prepack_only=True)
+
+                def link():     # as RelStorage does, who looks at nothing
+                    with patch.object(type(self.site._adapter), 'going', lambda *arguments: []):
+                        client.begin().link(cluster.holder, cluster.one)
+
+                with before(self.packing, 'last_tid', link):        # before the first step
+                    self.pack(skip_prepack=True)
+            self.assertLessEqual({cluster.one, cluster.two}, self.ends())
+        finally:
+            self.site._pool.attempt(lambda session: session.run(self.site._adapter.sql.set_meta, ('writers', 'relstore')))
+
+    def test_transactions_that_are_named(self):
+        """Where RelStorage's foreign key is, a transaction stays as long as a kept revision replaced one of it."""
+        if not self.keep_history or 'Psycopg' not in type(self).__name__:
+            self.skipTest('RelStorage has that key on PostgreSQL, where history is kept')
+        self.run_sql('ALTER TABLE object_state ADD CONSTRAINT by_relstorage FOREIGN KEY (prev_tid) REFERENCES transaction')
+        try:
+            [cluster] = self.clusters(1)
+            client = self.client()
+            tids = [client.begin().link(cluster.holder, note=note) for note in range(4)]
+            self.pack()
+            stays = {tid for tid, in self.site._pool.attempt(lambda session: session.all('SELECT tid FROM transaction'))}
+            self.assertIn(u64(tids[2]), stays)
+            self.assertNotIn(u64(tids[1]), stays)
+            client.begin().link(cluster.holder)
+            self.pack()
+            self.ends()
+        finally:
+            self.run_sql('ALTER TABLE object_state DROP CONSTRAINT by_relstorage')
+
+
+class Copied(Suite):
+    """What was prepared on a copy of the database is used on the original, if it fits."""
+
+    def copy(self) -> relstore.RelStore:
+        shutil.copytree(self._directory / 'main', self._directory / 'copy')
+        return self.opened('copy')
+
+    def bring_back(self) -> None:
+        with closing(sqlite3.connect(self._directory / 'main' / 'main.sqlite3')) as connection:
+            connection.execute('ATTACH ? AS copy', (str(self._directory / 'copy' / 'main.sqlite3'),))
+            with connection:
+                for table in 'relstore_pack', 'relstore_garbage':
+                    connection.execute(f'DELETE FROM {table}')
+                    connection.execute(f'INSERT INTO {table} SELECT * FROM copy.{table}')
+
+    def test_original_went_on(self):
+        linked, changed, control = self.clusters(3)
+        self.copy().pack(None, prepack_only=True)
+        client = self.client()
+        client.link(linked.holder, linked.one)
+        client.begin().link(changed.one, changed.two)
+        self.bring_back()
+        self.pack(skip_prepack=True)
+        self.assertLessEqual({linked.one, linked.two}, self.ends())
+        self.assertTrue(self.exists(changed.one) and self.exists(changed.two))
+        self.assertFalse(self.exists(control.one))
+
+    def test_copy_went_on(self):
+        """Alone, or both: in the original nothing may go that was garbage in the copy."""
+        [cluster] = self.clusters(1)
+        client = self.client()
+        client.link(cluster.holder, cluster.one)
+        copy = self.copy()
+        self.client(copy).link(cluster.holder)
+        copy.pack(None, prepack_only=True)
+        self.bring_back()
+        for both in False, True:
+            if both:
+                client.begin().link(z64, cluster.holder, note='went on')
+            with self.assertRaisesRegex(ConfigurationError, 'another state of it'):
+                self.pack(skip_prepack=True)
+            self.assertLessEqual({cluster.one, cluster.two}, self.ends())
+
+    def test_copy_was_packed_before(self):
+        """Its sweeps have numbers of their own."""
+        [first] = self.clusters(1)
+        copy = self.copy()
+        copy.pack(None)
+        copy.pack(None, prepack_only=True)
+        client = self.client()
+        self.bring_back()
+        self.pack(skip_prepack=True)
+        for _ in range(2):
+            client.begin().link(first.holder)       # learns of the sweep, and then drops what it removed
+        self.pack()
+        client.begin().link(first.holder)
+        client.begin()
+        self.ends()
+
+    def test_used_once(self):
+        self.clusters(1)
+        self.pack(prepack_only=True)
+        self.pack(skip_prepack=True)
+        with self.assertRaisesRegex(ConfigurationError, 'run a pre-pack'):
+            self.pack(skip_prepack=True)
+
+
+class Pooled(TestCase):
+
+    def test_refused(self):
+        """The lock of packs belongs to a session, and that to the pooler."""
+        storage = self.open_storage()
+        self.addCleanup(storage.close)
+        with self.assertRaisesRegex(ConfigurationError, 'a dsn that leads to the server itself'):
+            storage.pack(None)
+        storage.pack(None, dry_run=True)
+
+
 @contextmanager
 def transaction_of(view: relstore.RelStore, tid: bytes | None = None) -> Iterator[TransactionMetaData]:
     """Commit what is done within; abort it where that raises."""
@@ -900,5 +1121,7 @@ def transaction_of(view: relstore.RelStore, tid: bytes | None = None) -> Iterato
         view.afterCompletion()
 
 
-cases(globals(), Interleaved, Door, Since, Memory, Field, Records, Killed, Together, backends=BACKENDS)
-del Suite, Interleaved, Door, Since, Memory, Field, Records, Killed, Together
+cases(globals(), Interleaved, Door, Since, Memory, Field, Records, Killed, Together, Limits, backends=BACKENDS)
+cases(globals(), Copied, backends=BACKENDS[:2])
+cases(globals(), Pooled, backends=(Psycopg2PooledHistoryPreserving, Psycopg3PooledHistoryFree))
+del Suite, Interleaved, Door, Since, Memory, Field, Records, Killed, Together, Limits, Copied, Pooled
