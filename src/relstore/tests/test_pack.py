@@ -660,6 +660,14 @@ class Records(Suite):
             self.assertLessEqual({first.one, first.two, second.one, second.two}, self.ends())
             self.assertFalse(self.exists(control.one))
 
+    def test_wrappers_say_whether_to_collect_garbage(self):
+        """zc.zlibstorage and ZODB's HexStorage pass it on, as FileStorage takes it."""
+        [cluster] = self.clusters(1)
+        self.storage.pack(None, references, False)
+        self.assertTrue(self.exists(cluster.one))
+        self.storage.pack(None, references, None)
+        self.assertFalse(self.exists(cluster.one))
+
     def test_wrapped(self):
         """Through a storage that compresses, or makes records hexadecimal, where references were not known."""
         storage = MVCCHexStorage(self.opened('wrapped'))
