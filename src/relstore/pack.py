@@ -190,7 +190,8 @@ class Packer:
     def _read(self, session: Session | None) -> tuple[Graph, int]:
         """Return the graph of one snapshot, and the tid of that. Keep references that had to be found out."""
         graph, adapter = Graph(), self._adapter
-        with self._database.pool.session() as reader, ThreadPoolExecutor(1) as executor:
+        # What is in the pool may have died with the server.
+        with closing(adapter.connect()) as reader, ThreadPoolExecutor(1) as executor:
             tid = adapter.begin_snapshot(reader)
             about = adapter.estimated_count(reader)
             found: list[tuple[int, int, bytes]] = []
@@ -299,7 +300,7 @@ class Packer:
     def _known_garbage(self) -> Callable[[int, int], int]:
         """Return a function from an oid to when it was first found unreachable, or to a default."""
         oids, since = array('q'), array('q')
-        with self._database.pool.session() as session:
+        with closing(self._adapter.connect()) as session:
             for page in self._pages(session, self._adapter.last_marked(session)):
                 oids.extend(row[0] for row in page)
                 since.extend(row[2] for row in page)
