@@ -381,7 +381,7 @@ class PostgreSQL(Adapter):
                                      'connection of its own; pack with a dsn that leads to the server itself.')
         # A session that was closed just now may have it for a moment more.
         deadline = time.monotonic() + PACK_LOCK_PATIENCE
-        while [(True,)] != session.all(self.sql.lock_pack):
+        while session.all(self.sql.lock_pack) != [(True,)]:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.01)

@@ -1,7 +1,8 @@
 """A pack loses nothing that can be reached, whatever happens between which of its steps.
 
-The packer is stopped at each of its calls to the adapter, one after the other, while others commit, or it is killed there.
-What is garbage is made of clusters, see Cluster. Whoever links one again has to keep all of it, or is told of a conflict.
+The packer is stopped at each of its calls to the adapter, one after the other, while others commit, or it is killed
+there. What is garbage is made of clusters, see Cluster. Whoever links one again has to keep all of it, or is told of a
+conflict.
 """
 import doctest
 import io
@@ -13,7 +14,6 @@ import re
 import shutil
 import signal
 import sqlite3
-import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -35,10 +35,11 @@ from ZODB.utils import p64, u64, z64
 import relstore
 from relstore import pack
 from relstore.adapters.base import Adapter
-from relstore.errors import ConfigurationError, Unavailable
+from relstore.errors import ConfigurationError, Disconnected, LockTimeout, Unavailable
 from relstore.references import references
 from relstore.session import Session
 from relstore.tests.backends import (
+    Backend,
     MySQLdbHistoryFree,
     MySQLdbHistoryPreserving,
     Psycopg2HistoryFree,
@@ -50,6 +51,7 @@ from relstore.tests.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
+from relstore.tests.servers import DurableLayer, require_postgresql
 from relstore.tests.test_storage import MVCCHexStorage
 
 BACKENDS = (SQLiteHistoryPreserving, SQLiteHistoryFree, Psycopg2HistoryPreserving, Psycopg2HistoryFree,
@@ -58,9 +60,9 @@ FORK = multiprocessing.get_context('fork')
 # What a Packer asks of its adapter.
 STEPS = [name for name in (
     'lock_pack', 'begin_snapshot', 'estimated_count', 'revisions', 'save_references', 'last_pack', 'last_marked',
-    'new_pack', 'add_garbage', 'end_marking', 'forget_garbage', 'garbage', 'changes', 'garbage_revisions', 'spare', 'lock_votes',
-    'start_sweep', 'sweep_state', 'garbage_end', 'sweep', 'has_foreign_key', 'transactions_end', 'forget_transactions',
-    'end_sweep', 'swept', 'last_tid', 'writes_alone', 'meta', 'has_tid') if hasattr(Adapter, name)]
+    'new_pack', 'add_garbage', 'end_marking', 'forget_garbage', 'garbage', 'changes', 'garbage_revisions', 'spare',
+    'lock_votes', 'start_sweep', 'sweep_state', 'garbage_end', 'sweep', 'has_foreign_key', 'transactions_end',
+    'forget_transactions', 'end_sweep', 'swept', 'last_tid', 'writes_alone', 'meta', 'has_tid') if hasattr(Adapter, name)]
 # And what of that while it keeps everybody from voting.
 AT_THE_DOOR = 'changes', 'garbage_revisions', 'spare', 'start_sweep', 'end_sweep'
 
@@ -85,10 +87,7 @@ def record(*oids: bytes, note: object = None) -> bytes:
 def raw(pid: object, python2: bool = False, class_name: bytes | None = None) -> bytes:
     """Return a record with one persistent id, as it was written at other times."""
     class_name = class_name or b'persistent.mapping\nPersistentMapping\n'
-    if python2:         # a str
-        where = b'U\x08' + pid
-    else:
-        where = pickle.dumps(pid, 3)[2:-1]
+    where = b'U\x08' + pid if python2 else pickle.dumps(pid, 3)[2:-1]      # U: a str
     return b'\x80\x02c' + class_name + b'.' + b'\x80\x02}X\x04\x00\x00\x00data}X\x01\x00\x00\x00a' + where + b'Qss.'
 
 
@@ -308,19 +307,23 @@ class Door(Suite):
     """The moment in which a sweep begins, and nobody is between vote and finish."""
 
     def test_much_is_committed_just_before(self):
-        """More than is to be read while nobody can vote: the door is opened again, and what was found stays found."""
-        first, second, control = self.clusters(3)
-        client = self.client()
+        """More than is to be read while nobody can vote: the door is opened again, and what was found stays found.
 
-        def commit():
-            client.begin()
-            client.finish(client.vote(*((c.holder, record(c.one)) for c in (first, second))))
+        After many tries it is read nevertheless.
+        """
+        for tries in pack.DOOR_TRIES, 1:
+            *linked, control = self.clusters(6)
+            client = self.client()
 
-        with patch.object(pack, 'AT_THE_DOOR', 2), before(self.packing, 'lock_votes', commit):
-            self.pack()
-        found = self.ends()
-        self.assertLessEqual({first.one, first.two, second.one, second.two}, found)
-        self.assertFalse(self.exists(control.one))
+            def commit(linked=linked, client=client):
+                client.begin()
+                client.finish(client.vote(*((cluster.holder, record(cluster.one)) for cluster in linked)))
+
+            with patch.multiple(pack, AT_THE_DOOR=2, ROWS=2, DOOR_TRIES=tries), \
+                    before(self.packing, 'lock_votes', commit):
+                self.pack()
+            self.assertLessEqual({oid for cluster in linked for oid in (cluster.one, cluster.two)}, self.ends())
+            self.assertFalse(self.exists(control.one))
 
     def test_voted_before_and_finished_after(self):
         cluster, control = self.clusters(2)
@@ -338,6 +341,26 @@ class Door(Suite):
         self.assertEqual(voted, [])
         self.assertLessEqual({cluster.one, cluster.two}, self.ends())
         self.assertFalse(self.exists(control.one))
+
+    def test_voted_during_the_sweep(self):
+        """It does not end before that has finished: who looks at the list relies on it being there."""
+        if isinstance(self, SQLiteBackend):
+            self.skipTest('nothing can be removed while somebody has voted')
+        [cluster] = self.clusters(1)
+        client = self.client()
+        voted = []
+        with closing(self.open_storage(commit_lock_timeout=1)) as impatient:
+            with before(impatient._adapter, 'garbage_end',
+                        lambda: voted.append(client.vote((cluster.holder, record(note='slow'))))), \
+                    self.assertRaises(LockTimeout):
+                impatient.pack(None)
+            _, generation = self.site._pool.attempt(self.site._adapter.sweep_state)
+            self.assertNotEqual(generation, 0)
+            client.finish(*voted)
+            with self.assertRaises(ConflictError):
+                client.begin().link(cluster.holder, cluster.one)
+            impatient.pack(None)
+        self.ends()
 
     def test_somebody_never_finishes(self):
         """Nothing is removed, it is said why, and later it can be done."""
@@ -587,11 +610,11 @@ class Field(Suite):
 class Records(Suite):
     """What records may be like."""
 
-    def stored(self, oid: bytes, state: bytes, refs: str = 'NULL') -> None:
+    def stored(self, oid: bytes, state: bytes) -> None:
         """Replace a record behind relstore's back, as RelStorage does, or damage."""
         self.site._pool.attempt(lambda session: session.run(
-            f'UPDATE object_state SET state = {self.mark}, state_size = {len(state)}, refs = {refs} WHERE zoid = {u64(oid)}',
-            (state,)))
+            f'UPDATE object_state SET state = {self.mark}, state_size = {len(state)}, refs = NULL '
+            f'WHERE zoid = {u64(oid)}', (state,)))
         for storage in self.site, self.storage:
             storage._cache.clear()
 
@@ -623,14 +646,12 @@ class Records(Suite):
         database, keep nothing."""
         clusters = self.clusters(5)
         gone, old, plain, weak, other = clusters
-        kinds = {
-            gone: (('not there', 'Nothing'), lambda: (gone.one, None)),
-            old: (None, lambda: old.one), plain: (None, lambda: plain.one),
-            weak: (None, lambda: ['w', (weak.one,)]), other: (None, lambda: ['m', ('elsewhere', other.one, PersistentMapping)])}
+        kinds = {gone: (gone.one, None), old: old.one, plain: plain.one, weak: ['w', (weak.one,)],
+                 other: ['m', ('elsewhere', other.one, PersistentMapping)]}
         client = self.client()
-        for cluster, (_, pid) in kinds.items():
+        for cluster, pid in kinds.items():
             client.begin().link(cluster.holder, note='newest')
-            self.stored(cluster.holder, raw(pid(), python2=cluster is old,
+            self.stored(cluster.holder, raw(pid, python2=cluster is old,
                                             class_name=b'nowhere\nNothing\n' if cluster is gone else None))
         report = self.pack()
         self.assertEqual(report.unreadable, 0)
@@ -711,6 +732,30 @@ class Killed(Suite):
                 self.ends()
         self.assertGreater(unfinished, 2)
 
+    def test_linked_after_it_was_interrupted(self):
+        """What is still there may refer to what is not: until that sweep has ended nobody may link it."""
+        [cluster] = self.clusters(1)
+        client = self.client()
+        client.finish(client.vote((cluster.one, record()), (cluster.two, record(cluster.one))))
+        client.begin().link(cluster.holder, note='newer')
+
+        def interrupt(n, name):
+            if not self.exists(cluster.one):
+                raise KeyboardInterrupt
+
+        with patch.multiple(pack, FIRST_STEP=1, LARGEST_STEP=1), calls(self.packing, interrupt, ['sweep']), \
+                self.assertRaises(KeyboardInterrupt):
+            self.pack()
+        self.assertTrue(self.exists(cluster.two))
+
+        def link(n, name):
+            with suppress(ConflictError, POSKeyError):
+                client.begin().link(cluster.holder, cluster.two)
+
+        with calls(self.packing, link):
+            self.pack()
+        self.ends()
+
     def pack_until(self, step: int) -> bool:
         """Pack in a process that is killed before its nth message. Return whether it was done before."""
         process = FORK.Process(target=self._pack_until, args=(step,))
@@ -752,7 +797,7 @@ class Together(Suite):
         told = []
 
         def pack_too():
-            with self.assertRaisesRegex(Unavailable, r'is being packed by (the process|the server process|connection) \d+'):
+            with self.assertRaisesRegex(Unavailable, r'packed by (the process|the server process|connection) \d+'):
                 self.site.pack(None)
             told.append(self.site.pack(None, dry_run=True))
 
@@ -949,14 +994,14 @@ class Limits(Suite):
         self.ends()
 
     def test_external_collector(self):
-        """ZODB's own doctest, but for its blobs, which are not there yet, and where there is no history without that."""
+        """ZODB's own doctest, but for its blobs, which are not there yet, and for older revisions without history."""
         path = Path(PackableStorage.__file__).parent / 'IExternalGC.test'
         text = path.read_text().replace("ZODB.blob.Blob(b'some data')", 'conn.root().__class__()')
-        text = re.sub(r"    >>> with open\(storage.loadBlob.*\n.*\n", '', text)
-        text = re.sub(r"    >>> storage.loadBlob(.*\n)+?\n", '', text)
+        text = re.sub(r'    >>> with open\(storage.loadBlob.*\n.*\n', '', text)
+        text = re.sub(r'    >>> storage.loadBlob(.*\n)+?\n', '', text)
         self.assertNotIn('Blob', text.partition('create_storage()')[2])
         if not self.keep_history:
-            text = re.sub(r"    >>> storage.loadBefore(.*\n)+?\n", '', text)
+            text = re.sub(r'    >>> storage.loadBefore(.*\n)+?\n', '', text)
         globs = {'create_storage': lambda: self.opened('external', pack_gc=False), 'ZODB': ZODB}
         test = doctest.DocTestParser().get_doctest(text, globs, 'IExternalGC', str(path), 0)
         found = io.StringIO()
@@ -993,10 +1038,10 @@ class Limits(Suite):
             self.skipTest('RelStorage and relstore never use one directory at once')
         self.clusters(1)
         self.pack(prepack_only=True)
-        self.site._pool.attempt(lambda session: session.run(self.site._adapter.sql.set_meta, ('writers', 'any')))
+        self.say_who_writes('any')
         try:
             for options in {}, {'prepack_only': True}, {'skip_prepack': True}:
-                with self.subTest(options), self.assertRaisesRegex(ConfigurationError, 'RelStorage processes may write'):
+                with self.subTest(options), self.assertRaisesRegex(ConfigurationError, 'RelStorage .* may write'):
                     self.pack(**options)
             self.pack(pack_time=time.time() - 86400)
             self.opened(pack_gc=False).pack(None)
@@ -1013,19 +1058,24 @@ class Limits(Suite):
                     self.pack(skip_prepack=True)
             self.assertLessEqual({cluster.one, cluster.two}, self.ends())
         finally:
-            self.site._pool.attempt(lambda session: session.run(self.site._adapter.sql.set_meta, ('writers', 'relstore')))
+            self.say_who_writes('relstore')
+
+    def say_who_writes(self, who: str) -> None:
+        self.site._pool.attempt(lambda session: session.run(self.site._adapter.sql.set_meta, ('writers', who)))
 
     def test_transactions_that_are_named(self):
         """Where RelStorage's foreign key is, a transaction stays as long as a kept revision replaced one of it."""
         if not self.keep_history or 'Psycopg' not in type(self).__name__:
             self.skipTest('RelStorage has that key on PostgreSQL, where history is kept')
-        self.run_sql('ALTER TABLE object_state ADD CONSTRAINT by_relstorage FOREIGN KEY (prev_tid) REFERENCES transaction')
+        self.run_sql('ALTER TABLE object_state ADD CONSTRAINT by_relstorage '
+                     'FOREIGN KEY (prev_tid) REFERENCES transaction')
         try:
             [cluster] = self.clusters(1)
             client = self.client()
             tids = [client.begin().link(cluster.holder, note=note) for note in range(4)]
             self.pack()
-            stays = {tid for tid, in self.site._pool.attempt(lambda session: session.all('SELECT tid FROM transaction'))}
+            rows = self.site._pool.attempt(lambda session: session.all('SELECT tid FROM transaction'))
+            stays = {tid for tid, in rows}
             self.assertIn(u64(tids[2]), stays)
             self.assertNotIn(u64(tids[1]), stays)
             client.begin().link(cluster.holder)
@@ -1102,6 +1152,31 @@ class Copied(Suite):
             self.pack(skip_prepack=True)
 
 
+class ServerKilled(Suite):
+    """SIGKILL of all its processes at some of the steps."""
+
+    def test_server_is_killed(self):
+        """What is not removed by then is removed by the next pack, and nothing else."""
+        for step, nth in ('add_garbage', 0), ('garbage', 0), ('sweep', 0), ('garbage_end', 1), ('end_sweep', 0):
+            linked, control = self.clusters(2)
+
+            def crash():
+                self.server.kill()
+                self.server.start()
+
+            with self.subTest(step), before(self.packing, step, crash, nth), \
+                    patch.dict(globals(), AT_THE_DOOR=()), self.assertRaises((Unavailable, Disconnected)):
+                self.pack()
+            self.ends()
+            client = self.client()
+            with suppress(ConflictError, POSKeyError, Unavailable):
+                client.link(linked.holder, linked.one)
+            self.ends()
+            self.pack()
+            self.assertFalse(self.exists(control.one) or self.exists(control.two))
+            self.ends()
+
+
 class Pooled(TestCase):
 
     def test_refused(self):
@@ -1129,7 +1204,26 @@ def transaction_of(view: relstore.RelStore, tid: bytes | None = None) -> Iterato
         view.afterCompletion()
 
 
+class DurableHistoryPreserving(Backend):
+    """On a PostgreSQL of our own, that may be killed."""
+    layer = DurableLayer
+
+    def setUp(self):
+        require_postgresql(self)
+        self.server = self.layer.server
+        self._dsn = self.server.create_database(f'pack_{"hp" if self.keep_history else "hf"}')
+        super().setUp()
+
+    def adapter(self, name='main'):
+        return relstore.PostgreSQL(self._dsn)
+
+
+class DurableHistoryFree(DurableHistoryPreserving):
+    keep_history = False
+
+
 cases(globals(), Interleaved, Door, Since, Memory, Field, Records, Killed, Together, Limits, backends=BACKENDS)
+cases(globals(), ServerKilled, backends=(DurableHistoryPreserving, DurableHistoryFree))
 cases(globals(), Copied, backends=BACKENDS[:2])
 cases(globals(), Pooled, backends=(Psycopg2PooledHistoryPreserving, Psycopg3PooledHistoryFree))
-del Suite, Interleaved, Door, Since, Memory, Field, Records, Killed, Together, Limits, Copied, Pooled
+del Suite, Interleaved, Door, Since, Memory, Field, Records, Killed, Together, Limits, Copied, ServerKilled, Pooled
