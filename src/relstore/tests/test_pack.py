@@ -58,11 +58,11 @@ BACKENDS = (SQLiteHistoryPreserving, SQLiteHistoryFree, Psycopg2HistoryPreservin
             MySQLdbHistoryPreserving, MySQLdbHistoryFree)
 FORK = multiprocessing.get_context('fork')
 # What a Packer asks of its adapter.
-STEPS = [name for name in (
+STEPS = (
     'lock_pack', 'begin_snapshot', 'estimated_count', 'revisions', 'save_references', 'last_pack', 'last_marked',
     'new_pack', 'add_garbage', 'end_marking', 'forget_garbage', 'garbage', 'changes', 'garbage_revisions', 'spare',
     'lock_votes', 'start_sweep', 'sweep_state', 'garbage_end', 'sweep', 'has_foreign_key', 'transactions_end',
-    'forget_transactions', 'end_sweep', 'swept', 'last_tid', 'writes_alone', 'meta', 'has_tid') if hasattr(Adapter, name)]
+    'forget_transactions', 'end_sweep', 'swept', 'last_tid', 'writes_alone', 'meta', 'has_tid')
 # And what of that while it keeps everybody from voting.
 AT_THE_DOOR = 'changes', 'garbage_revisions', 'spare', 'start_sweep', 'end_sweep'
 
