@@ -16,6 +16,7 @@ import signal
 import sqlite3
 import time
 import zlib
+from binascii import hexlify
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -396,6 +397,21 @@ class Since(Suite):
         self.ends()
 
 
+    def test_changed_after_the_pack_time(self):
+        """Garbage that somebody still works with stays, with what it refers to."""
+        changed, control = self.clusters(2)
+        self.pack(pack_time=time.time() - 1000)
+        pack_time = time.time()
+        client = self.client()
+        client.link(changed.one, changed.two, note='still in use')
+        client.begin().link(changed.holder, note='the newest')
+        self.pack(pack_time=pack_time)
+        self.assertTrue(self.exists(changed.one) and self.exists(changed.two))
+        self.assertFalse(self.exists(control.one) or self.exists(control.two))
+        client.begin().link(changed.holder, changed.one)
+        self.ends()
+
+
 class Memory(Suite):
     """What a process remembers from before a sweep."""
 
@@ -528,7 +544,7 @@ class Field(Suite):
                 (first.holder, first.one), (first.holder,), (second.holder, second.one), (second.one, first.one),
                 (second.holder,), (second.one,), (first.holder, second.two), (first.holder,), (second.two, first.two)):
             tids.append(client.begin().link(holder, *others))
-        for boundary in range(1, len(tids) - 1, 2):
+        for boundary in range(1, len(tids) - 1):
             pack_time = (timestamp(tids[boundary]) + timestamp(tids[boundary + 1])) / 2
             self.pack(pack_time=pack_time)
             offered = [entry['id'] for entry in self.site.undoLog(0, -10_000) if entry['id'] in tids]
@@ -708,6 +724,20 @@ class Records(Suite):
             self.assertEqual(connection.root()['kept']['inner'].data, {})
         with self.assertRaises(POSKeyError):
             base.getTid(gone)
+
+    def test_unreadable_within_a_wrapper(self):
+        """It may refer to what is within, not to what the wrapping looks like; and not all need be wrapped."""
+        wrapped, plain, control = self.clusters(3)
+        MVCCHexStorage(self.storage)
+        client = self.client()
+        for cluster in wrapped, plain:
+            client.begin().link(cluster.holder, note='newest')
+            state = record(cluster.one)[:-6]
+            self.stored(cluster.holder, b'.h' + hexlify(state) if cluster is wrapped else state)
+        report = self.pack()
+        self.assertGreaterEqual(report.unreadable, 2)
+        self.assertTrue(all(self.exists(oid) for c in (wrapped, plain) for oid in (c.one, c.two)))
+        self.assertFalse(self.exists(control.one))
 
 
 class Killed(Suite):
@@ -963,7 +993,7 @@ class Limits(Suite):
 
     def test_newest_transaction_stays(self):
         """And without history the row with the highest tid: the next tid is to be larger than any before."""
-        [cluster] = self.clusters(1)
+        cluster, other = self.clusters(2)
         client = self.client()
         last = client.link(cluster.one, cluster.two, note='garbage, and the newest')
         for _ in range(2):
@@ -974,6 +1004,13 @@ class Limits(Suite):
         if not self.keep_history:
             self.assertTrue(self.exists(cluster.one) and self.exists(cluster.two))
         self.assertGreater(client.begin().link(cluster.holder), last)
+        with transaction_of(self.site) as txn:
+            self.site.deleteObject(other.holder, self.site.getTid(other.holder), txn)
+        last = self.site.lastTransaction()
+        for collects in True, False:
+            self.opened(pack_gc=collects).pack(None)
+            self.assertEqual(self.site.lastTransaction(), last)
+        client.begin().link(cluster.holder, note='newer')
         self.pack()
         self.assertFalse(self.exists(cluster.one) or self.exists(cluster.two))
 
