@@ -14,6 +14,7 @@ import re
 import shutil
 import signal
 import sqlite3
+import tempfile
 import time
 import zlib
 from binascii import hexlify
@@ -52,7 +53,7 @@ from relstore.tests.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
-from relstore.tests.servers import DurableLayer, require_postgresql
+from relstore.tests.servers import DurableLayer, MemcachedServer, memcached_program, require_postgresql
 from relstore.tests.test_storage import MVCCHexStorage
 
 BACKENDS = (SQLiteHistoryPreserving, SQLiteHistoryFree, Psycopg2HistoryPreserving, Psycopg2HistoryFree,
@@ -392,6 +393,7 @@ class Since(Suite):
         [cluster] = self.clusters(1)
         self.pack(pack_time=time.time() - 1000)
         self.assertTrue(self.exists(cluster.one))
+        self.opened(pack_gc=False).pack(None)       # which looks for no garbage, and forgets none
         self.pack(pack_time=time.time() - 1e-3)
         self.assertFalse(self.exists(cluster.one))
         self.ends()
@@ -431,6 +433,53 @@ class Memory(Suite):
             with self.assertRaises(ConflictError):
                 client.link(cluster.holder, cluster.one)
             self.ends()
+
+    def test_no_cache_brings_it_back(self):
+        """Neither that of a process, nor the file, nor memcached, whoever writes these before he knows of the sweep."""
+        kinds = [{}, {'cache_local_dir': self.directory()}]
+        if memcached_program():
+            server = MemcachedServer()
+            self.addCleanup(server.stop)
+            server.start()
+            kinds.append({'cache_servers': server.where})
+        for options in kinds:
+            for size in 1, 4:       # of the second what was removed is not told: it is too much
+                clusters = self.clusters(size)
+                storages = [self.open_storage(poll_limit=5, **options) for _ in range(3)]
+                own, knows, late = clients = [Client(storage) for storage in storages]
+                for client in clients:
+                    for cluster in clusters:
+                        client.load(cluster.one)
+                storages[0].pack(None)
+                knows.link(z64, *(cluster.holder for cluster in clusters), note='learns of it')
+                for client, storage in zip(clients[:2], storages, strict=False):
+                    self.missing(client.begin(), clusters)
+                    client.view.release()
+                    storage.close()
+                self.missing_anew(clusters, options)
+                late.begin()
+                late.view.release()
+                storages[2].close()     # it saves what it has: it knows of nothing
+                self.missing_anew(clusters, options)
+
+    def directory(self) -> str:
+        directory = tempfile.mkdtemp(prefix='relstore-pack-')
+        self.addCleanup(shutil.rmtree, directory)
+        return directory
+
+    def missing_anew(self, clusters: list[Cluster], options: dict) -> None:
+        with closing(self.open_storage(**options)) as storage:
+            if storage._database.warm is not None:
+                storage._database.warm.filled.wait()
+            client = Client(storage)
+            self.missing(client, clusters)
+            client.view.release()
+
+    def missing(self, client: Client, clusters: list[Cluster]) -> None:
+        for cluster in clusters:
+            client.load(cluster.holder)
+            with self.assertRaises(POSKeyError):
+                client.load(cluster.one)
 
     def test_backup_that_was_restored(self):
         """Sweeps are counted anew from there."""
@@ -984,12 +1033,13 @@ class Limits(Suite):
 
     def test_no_root(self):
         """All would be garbage. Old revisions can go."""
-        with transaction_of(self.site) as txn:
-            self.site.store(p64(5), z64, record(), '', txn)
-        with self.assertRaisesRegex(ConfigurationError, 'no root object'):
-            self.pack()
-        self.opened(pack_gc=False).pack(None)
-        self.assertTrue(self.exists(p64(5)))
+        for oid in p64(2), p64(50):     # oids are dense, and then they are not
+            with transaction_of(self.site) as txn:
+                self.site.store(oid, z64, record(), '', txn)
+            with self.assertRaisesRegex(ConfigurationError, 'no root object'):
+                self.pack()
+            self.opened(pack_gc=False).pack(None)
+            self.assertTrue(self.exists(oid))
 
     def test_newest_transaction_stays(self):
         """And without history the row with the highest tid: the next tid is to be larger than any before."""
