@@ -425,8 +425,8 @@ class Packer:
         adapter, generation, after = self._adapter, pack.generation, -1
         done, total = 0, self.report.objects + self.report.older or None
         for size in self._steps(session):
-            if not adapter.writes_alone(session):
-                self._catch_up(session, pack, doomed, ROWS)
+            while not adapter.writes_alone(session) and self._catch_up(session, pack, doomed, ROWS):
+                pass
             upto = adapter.garbage_end(session, generation, after, size)
             if upto is None:
                 return
