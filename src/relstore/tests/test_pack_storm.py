@@ -32,6 +32,7 @@ SECONDS = float(os.environ.get('RELSTORE_PACK_SECONDS', 2))
 SEED = int(os.environ.get('RELSTORE_PACK_SEED') or random.randrange(1 << 32))
 WRITERS, HOLDERS, STONES = 4, 12, 60
 PATIENCE = 60
+STEPS = {'SMALLEST_STEP': 5, 'FIRST_STEP': 5, 'LARGEST_STEP': 10}
 
 # Forked from one that has imported everything.
 FORKED = multiprocessing.get_context('forkserver')
@@ -127,7 +128,7 @@ def write(end: float, results, *arguments) -> None:
 
 
 def pack_in_child(place: Place, options: dict) -> None:
-    with patch.object(pack, 'FIRST_STEP', 5), closing(place.open()) as storage, suppress(Unavailable):
+    with patch.multiple(pack, **STEPS), closing(place.open()) as storage, suppress(Unavailable):
         storage.pack(None, **options)
 
 
@@ -223,7 +224,7 @@ class Storm(TestCase):
             self.assertIn('repare', str(e))     # an interrupted one was ended instead
 
     def pack(self, pack_time: float | None, **options) -> None:
-        with patch.multiple(pack, PRESENT=0, FIRST_STEP=5, AT_THE_DOOR=20), closing(self.place.open()) as storage:
+        with patch.multiple(pack, PRESENT=0, AT_THE_DOOR=20, **STEPS), closing(self.place.open()) as storage:
             report = storage.pack(pack_time, **options)
             self.swept['objects'] += report.states
             self.swept['spared'] += report.spared
