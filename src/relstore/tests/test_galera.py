@@ -19,7 +19,7 @@ from ZODB.POSException import ConflictError
 from ZODB.utils import u64, z64
 
 import relstore
-from relstore.errors import Deadlock, Disconnected, OutcomeUnknown
+from relstore.errors import Deadlock, Disconnected, OutcomeUnknown, Unavailable
 from relstore.tests.backends import (
     MySQLdbHistoryFree,
     MySQLdbHistoryPreserving,
@@ -29,6 +29,7 @@ from relstore.tests.backends import (
 )
 from relstore.tests.servers import MariaDBServer, SharedServer, cannot_run, free_port, mariadb_programs
 from relstore.tests.test_faults import commit, counter, state, value_of
+from relstore.tests.test_pack import before, reachable, record
 from relstore.tests.watch import MySQLWatch
 
 PROVIDERS = '/usr/lib/galera/libgalera_smm.so', '/usr/lib64/galera-4/libgalera_smm.so'
@@ -188,6 +189,29 @@ class Nodes(TestCase):
         tids = writer.result(60)
         self.everywhere(tids[-1])
         self.assertEqual(self.here.load(z64), (state(len(tids) - 1), tids[-1]))
+    def test_pack(self):
+        """Who votes on the other node, at any time of the pack, keeps what it links, or has a conflict."""
+        commit(self.here, (z64, z64, record()))
+        for step in 'lock_votes', 'start_sweep', 'garbage_end', 'end_sweep':
+            holder, one, two = sorted(self.here.new_oid() for _ in range(3))
+            tid = commit(self.here, (z64, self.here.getTid(z64), record(holder)), (holder, z64, record()),
+                         (one, z64, record(two)), (two, z64, record()))
+            self.everywhere(tid)
+            voted = []
+
+            def vote(tid=tid, voted=voted, holder=holder, one=one):
+                with suppress(ConflictError):
+                    voted.append(self.voted(self.there, (holder, tid, record(one))))
+
+            with before(self.here._adapter, step, vote):
+                self.here.pack(None)
+            for txn in voted:
+                try:
+                    tid = self.there.tpc_finish(txn)
+                except (ConflictError, Unavailable):
+                    self.there.tpc_abort(txn)
+            self.everywhere(tid)
+            self.assertEqual(reachable(self.here), reachable(self.there))
 
     def test_no_count_is_lost(self):
         """All that was told to be stored is, and no more; on both nodes."""

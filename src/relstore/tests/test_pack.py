@@ -821,8 +821,8 @@ class Killed(Suite):
             if not self.exists(cluster.one):
                 raise KeyboardInterrupt
 
-        with patch.multiple(pack, SMALLEST_STEP=1, FIRST_STEP=1, LARGEST_STEP=1), calls(self.packing, interrupt, ['sweep']), \
-                self.assertRaises(KeyboardInterrupt):
+        with patch.multiple(pack, SMALLEST_STEP=1, FIRST_STEP=1, LARGEST_STEP=1), \
+                calls(self.packing, interrupt, ['sweep']), self.assertRaises(KeyboardInterrupt):
             self.pack()
         self.assertTrue(self.exists(cluster.two))
 
