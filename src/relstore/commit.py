@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from ZODB.ConflictResolution import ConflictResolvingStorage
 from ZODB.POSException import ConflictError, MultipleUndoErrors, ReadConflictError, UndoError
@@ -236,31 +237,36 @@ class Transaction:
         if not verdict.sweeping and swept == []:
             return
         linked = {oid for _, refs in self._references() for oid in refs}
-        gone = []
+        changed = {row.oid for row in self._spool}
         if verdict.sweeping:
-            gone = self._adapter.going(self._session, verdict.sweeping, {*linked, *(row.oid for row in self._spool)})
-        if swept is None and not gone:
-            gone = self._adapter.missing(self._session, [oid for oid in linked if oid not in self._spool])
-        elif not gone:
-            gone = [oid for oid in linked if any(_is_in(oids, oid) for oids in swept)]
-        gone = [oid for oid in gone if oid in self._spool or self._is_new_link(oid)]
-        if gone:
-            self._database.conflicts.conflict(gone[0], '', resolved=False)
-            raise ConflictError(f'The object {gone[0]:#x}, which this transaction changes or refers to, was not '
-                                'referred to by anything, and is removed by a pack', oid=p64(gone[0]))
+            self._refuse_links(linked | changed, partial(self._adapter.going, self._session, verdict.sweeping))
+        if swept is None:
+            self._refuse_links(linked - changed, partial(self._adapter.missing, self._session))
+        else:
+            self._refuse_links(linked, lambda oids: [oid for oid in oids if any(_is_in(some, oid) for some in swept)])
+
+    def _refuse_links(self, oids: set[int], gone: Callable[[set[int]], list[int]]) -> None:
+        """Raise a ConflictError if one of these objects is gone. gone: returns some of those that are."""
+        while found := gone(oids):
+            for oid in found:
+                if oid in self._spool or self._is_new_link(oid):
+                    self._database.conflicts.conflict(oid, '', resolved=False)
+                    raise ConflictError(f'The object {oid:#x}, which this transaction changes or refers to, was not '
+                                        'referred to by anything, and is removed by a pack', oid=p64(oid))
+            oids = oids.difference(found)
 
     def _references(self) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Yield (oid, what it is to refer to) of all that changes."""
         for batch in self._batches():
             for row, state in batch:
-                yield row.oid, unpack(might_refer(self._unwrapped(state)) if row.refs is None else row.refs)
+                yield row.oid, unpack(might_refer(self._database.plain(state)) if row.refs is None else row.refs)
 
     def _is_new_link(self, target: int) -> bool:
         """Whether something did not refer to this before. What did leads nowhere anyway: its object was deleted."""
         for oid, refs in self._references():
             if target in refs:
                 state, _ = self._adapter.load_now(self._session, oid) or (None, 0)
-                record = self._unwrapped(state)
+                record = self._database.plain(state)
                 before = references(record)
                 if target not in unpack(might_refer(record) if before is None else before):
                     return True
@@ -339,13 +345,7 @@ class Transaction:
         return self._class_name(pending.held) if pending else ''
 
     def _class_name(self, record: bytes | None) -> str:
-        return class_name(self._unwrapped(record)) if record else ''
-
-    def _unwrapped(self, state: bytes | None) -> bytes | None:
-        try:
-            return self._database.untransform(state) if state else state
-        except Exception:       # whatever a wrapper raises where it did not wrap
-            return state
+        return class_name(self._database.plain(record)) if record else ''
 
     # Finish -------------------------------------------------------------------------------------------------------
 

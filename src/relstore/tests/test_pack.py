@@ -481,6 +481,27 @@ class Memory(Suite):
             with self.assertRaises(POSKeyError):
                 client.load(cluster.one)
 
+    def test_new_link_among_many_that_led_nowhere(self):
+        """More than are asked for at a time."""
+        [cluster] = self.clusters(1)
+        many = [self.site.new_oid() for _ in range(101)]
+        client, old = self.client(), self.client()
+        client.finish(client.vote((cluster.holder, record(*many)), *((oid, record()) for oid in many)))
+        with transaction_of(self.site) as txn:
+            for oid in many:
+                self.site.deleteObject(oid, self.site.getTid(oid), txn)
+        client.begin().link(z64, cluster.holder, note='the newest')
+
+        def link(n, name):
+            with self.assertRaises(ConflictError):
+                client.begin().link(cluster.holder, *many, cluster.two)
+
+        with calls(self.packing, link, ['sweep']):
+            self.pack()
+        old.begin().link(cluster.holder, *many, note='as ever')
+        with self.assertRaises(ConflictError):
+            old.begin().link(cluster.holder, *many, cluster.two)
+
     def test_backup_that_was_restored(self):
         """Sweeps are counted anew from there."""
         for _ in range(2):
