@@ -819,13 +819,13 @@ class Killed(Suite):
             linked, control = self.clusters(2)
             done = self.pack_until(step)
             with self.subTest(step):
-                self.ends()
+                reachable(self.site)
                 _, generation = self.site._pool.attempt(self.site._adapter.sweep_state)
                 unfinished += generation != 0
-                client = self.client()
+                client = Client(self.site)
                 with suppress(ConflictError, POSKeyError):
                     client.link(linked.holder, linked.one)
-                self.ends()
+                client.view.release()
                 self.until_free(self.pack)
                 self.assertFalse(self.exists(control.one) or self.exists(control.two))
                 self.ends()
