@@ -483,8 +483,8 @@ class Memory(Suite):
 
     def test_new_link_among_many_that_led_nowhere(self):
         """More than are asked for at a time."""
-        [cluster] = self.clusters(1)
         many = [self.site.new_oid() for _ in range(101)]
+        [cluster] = self.clusters(1)        # of larger oids
         client, old = self.client(), self.client()
         client.finish(client.vote((cluster.holder, record(*many)), *((oid, record()) for oid in many)))
         with transaction_of(self.site) as txn:
@@ -945,6 +945,19 @@ class Together(Suite):
         early.release()
         self.ends()
         self.assertFalse(self.exists(control.one))
+
+    def test_garbage_is_changed_during_a_sweep(self):
+        """It would stay, and could be linked, when what it refers to is gone."""
+        [cluster] = self.clusters(1)
+
+        def change():
+            with self.assertRaises(ConflictError):
+                self.client().link(cluster.one, cluster.two, note='changed')
+
+        with before(self.packing, 'sweep', change):
+            self.pack()
+        self.assertFalse(self.exists(cluster.one) or self.exists(cluster.two))
+        self.ends()
 
     def test_large_transactions(self):
         """That are sent ahead of their vote, from before the sweep, and during it."""
