@@ -462,6 +462,18 @@ class Memory(Suite):
                 storages[2].close()     # it saves what it has: it knows of nothing
                 self.missing_anew(clusters, options)
 
+    def test_two_sweeps_that_nobody_has_noticed(self):
+        """What both have removed is dropped from the cache."""
+        clusters = self.clusters(1)
+        client = self.client()
+        client.load(clusters[0].one)
+        for _ in range(2):
+            self.client(self.storage).link(z64, clusters[0].holder, note='old revisions are made')
+            self.pack()
+        client.begin().link(clusters[0].holder, note='learns of both')
+        self.missing(client.begin(), clusters)
+        self.missing(self.client(), clusters)
+
     def directory(self) -> str:
         directory = tempfile.mkdtemp(prefix='relstore-pack-')
         self.addCleanup(shutil.rmtree, directory)
