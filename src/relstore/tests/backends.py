@@ -108,6 +108,7 @@ class PostgreSQLBackend(ServerBackend):
             watch.until(lambda: not watch.connections())
         storage = relstore.RelStore(relstore.PostgreSQL(dsn, driver=self.driver), keep_history=self.keep_history)
         storage.zap_all()
+        storage.database.adapter.set_writers('relstore')     # a test may have said otherwise
         storage.close()
 
 
@@ -175,6 +176,7 @@ class MySQLBackend(ServerBackend):
         adapter = relstore.MySQL(**server.arguments(database), driver=self.driver)
         storage = relstore.RelStore(adapter, keep_history=self.keep_history)
         storage.zap_all()
+        storage.database.adapter.set_writers('relstore')     # a test may have said otherwise
         storage.close()
 
 
