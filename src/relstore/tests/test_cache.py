@@ -599,6 +599,39 @@ class TestRules(unittest.TestCase):
         self.assertIsNone(self.cache.invalidations(10, None, generation=0))
         self.assertEqual(self.cache.invalidations(6, None, generation=1), [])
 
+    def test_what_was_removed_is_not_brought_back(self):
+        """Objects are gone, and not by a change: nobody but the generation keeps what old views know out."""
+        cache = Cache(1 << 20, 1 << 20)
+        cache.advance(0, 20, [(1, 10), (2, 10), (3, 20)])
+        for oid, tid in ((1, 10), (2, 10), (3, 20)):
+            cache.put(oid, tid, b'x' * 100, 20)
+        cache.put(3, 5, b'older', 15)
+        before, generation = cache.stats(), cache.generation
+        cache.remove([1, 7])
+        self.assertIsNone(cache.find(1, 20))
+        self.assertIsNone(cache.revision(3, 5))
+        self.assertEqual([cache.find(oid, 20).state for oid in (2, 3)], [b'x' * 100] * 2)
+        self.assertEqual((cache.head, cache.stats()['objects']), (20, before['objects'] - 1))
+        cache.put(1, 10, b'x', 20, generation)
+        cache.committed(21, [(1, b'x')], generation)
+        self.assertIsNone(cache.find(1, 21))
+        self.assertIsNone(cache.invalidations(20, None, generation))
+        self.assertEqual(cache.invalidations(20, None, cache.generation), [])
+        cache.advance(20, 30, [(2, 30)])
+        self.assertEqual(cache.invalidations(20, None, cache.generation), [2])
+        cache.remove([2, 3])
+        self.assertEqual((cache.stats()['bytes'], cache.stats()['objects']), (0, 0))
+
+    def test_what_was_removed_is_not_evicted(self):
+        cache = Cache(20_000, 10_000)
+        for oid in range(100):
+            cache.put(oid, 1, b'x' * 100, 1)
+        cache.remove(range(0, 100, 2))
+        for oid in range(100, 400):
+            cache.put(oid, 1, b'x' * 100, 1)
+        self.assertLessEqual(cache.stats()['bytes'], 20_000)
+        self.assertGreater(cache.stats()['evictions'], 0)
+
     def test_hits_and_misses_are_counted(self):
         self.cache.put(1, 3, b'three', 3)
         for at in (2, 3, 4):
