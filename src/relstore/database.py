@@ -235,7 +235,7 @@ class Database:
             generation = self.cache.generation
             if self.sweeps_of(generation) >= number:
                 return          # another thread was quicker
-            self._sweeps[generation + 1] = number
+            self._sweeps = self._sweeps | {generation + 1: number}      # others look it up without the lock
             if oids is not None:
                 self._remember(number, oids)
             if self.tier is not None:

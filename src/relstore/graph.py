@@ -29,7 +29,7 @@ class Graph:
         self._tids = array('q')
         self._ends = array('q', [0])    # of revision n: where its references end, and those of n + 1 begin
         self._refs = array('Q')
-        self._deleted: set[tuple[int, int]] = set()
+        self._deletions = bytearray()   # is it one?
 
     def __len__(self) -> int:
         """How many revisions there are."""
@@ -47,7 +47,7 @@ class Graph:
         ends = accumulate((len(row[2]) // 8 for row in rows), initial=self._ends[-1])
         next(ends)
         self._ends.extend(ends)
-        self._deleted.update((row[0], row[1]) for row in rows if row[-1])
+        self._deletions.extend(map(bool, map(itemgetter(-1), rows)))
 
     def finish(self, pack_tid: int, keep_nowhere: bool = False) -> None:
         """Link what counts: of each object the newest revision not after `pack_tid`, and all later ones.
@@ -63,11 +63,13 @@ class Graph:
         self.newest = array('q', bytes(8 * self.size))      # by place: the tid that it had at `pack_tid`; 0: none
         self.current = array('q', bytes(8 * self.size))     # by place: the tid that it has now; 0: no such object
         self.older = array('q')                             # places of objects with revisions before `newest`
-        newest, current = self.newest, self.current
+        self._deleted = bytearray(self.size)                # by place: is the current revision a deletion?
+        newest, current, deleted = self.newest, self.current, self._deleted
         with_older = bytearray(self.size)
-        for place, tid in zip(revision_places, tids, strict=True):
+        for place, tid, deletion in zip(revision_places, tids, self._deletions, strict=True):
             if tid > current[place]:
                 current[place] = tid
+                deleted[place] = deletion
             if tid <= pack_tid:
                 if newest[place]:
                     with_older[place] = 1
@@ -175,12 +177,14 @@ class Graph:
 
     def is_deleted(self, place: int) -> bool:
         """Whether the object's current revision says that it is no more."""
-        return (self.oid_of(place), self.current[place]) in self._deleted
+        return bool(self._deleted[place])
 
     def changed_after(self, tid: int) -> Iterator[int]:
         return (place for place, current in enumerate(self.current) if current > tid)
 
-    def deleted(self) -> list[int]:
-        """Return the places of the objects that are no more, in the order of their oids."""
-        oids = sorted({oid for oid, _ in self._deleted})
-        return [place for place in map(self.place_of, oids) if self.is_deleted(place)]
+    def deleted(self) -> Iterator[int]:
+        """Yield the places of the objects that are no more, in the order of their oids."""
+        place = self._deleted.find(1)
+        while place >= 0:
+            yield place
+            place = self._deleted.find(1, place + 1)

@@ -47,13 +47,19 @@ log = logging.getLogger('relstore.pack')
 
 # A pack time younger than this is the present: without history what is garbage then goes at once.
 PRESENT = 10.0
+# Seconds after which a session that waits says something.
+ALIVE = 10.0
 # Rows of the list that are written or read at a time.
 ROWS = 2500
 # Seconds that a step is to take, and to take where others commit meanwhile.
 STEP, SHORT_STEP = 0.1, 0.01
+# Seconds after a commit of others for which there may be another one soon.
+BUSY = 3.0
+# Seconds between two writes of lists: SQLite lets one write at a time, and others look that often.
+PAUSE = 0.002
 SMALLEST_STEP, FIRST_STEP, LARGEST_STEP = 100, 200, 20_000      # objects
 # Seconds to wait for those between vote and finish, at first: new votes wait behind us.
-DOOR = 0.01
+DOOR, LONGEST_DOOR = 0.01, 1.0
 DOOR_TRIES = 200
 # Revisions that may be read while nobody can vote, unless it goes on like that.
 AT_THE_DOOR = 500
@@ -103,23 +109,25 @@ class Packer:
         self._progress = progress
         self.report = Report(gc=self._options.pack_gc)
         self._doomed: _Doomed | None = None     # as it was written down
+        self._epoch = ''
 
     def run(self, pack_time: float | None, *, dry_run: bool, prepack_only: bool, skip_prepack: bool) -> Report:
         """Prepare and sweep, or one of the two. pack_time: seconds since 1970; None, or the future: now."""
         if skip_prepack and (dry_run or prepack_only):
             raise ConfigurationError('pack-skip-prepack does not go with pack-dry-run or pack-prepack-only; '
                                      'choose one of them.')
+        present = _is_present(pack_time)        # now: to read a large database takes longer than that lasts
         if dry_run:
-            self._prepare(None, pack_time)
+            self._prepare(None, pack_time, present)
             return self.report
         with closing(self._adapter.connect()) as session:
             holder = self._adapter.lock_pack(session)
             if holder is not None:
                 raise Unavailable(f'{self._adapter} is being packed by {holder}.')
+            self._epoch = self._adapter.epoch(session)
             unfinished = self._unfinished(session)
             if unfinished is not None:
-                log.info('A pack was interrupted; going on with it.')
-                self._sweep(session, unfinished)
+                self._end_interrupted(session, unfinished, prepack_only)
             if skip_prepack:
                 if unfinished is None:
                     pack = self._prepared(session)
@@ -127,10 +135,28 @@ class Packer:
                     self._sweep(session, pack)
                 return self.report
             self._refuse_what_relstorage_may_harm(session, pack_time)
-            pack = self._prepare(session, pack_time)
+            pack = self._prepare(session, pack_time, present)
             if not prepack_only:
                 self._sweep(session, pack)
         return self.report
+
+    def _end_interrupted(self, session: Session, pack: Pack, prepack_only: bool) -> None:
+        """Go on with a sweep that was interrupted, unless nothing of the kind is to be removed now.
+
+        It cannot be given up: what is left may refer to what is gone, and has to be kept from being linked.
+        """
+        if prepack_only:
+            raise ConfigurationError(f'A pack of {self._adapter} was interrupted while it removed what it had found; '
+                                     'let one without pack-prepack-only come to its end first.')
+        if pack.gc and not self._options.pack_gc:
+            raise ConfigurationError(
+                f'A pack of {self._adapter} with garbage collection was interrupted while it removed what it had found, '
+                'and pack-gc is false: what is left stays, and cannot be linked. Let one with pack-gc true come to its '
+                'end first.')
+        log.warning('A pack was interrupted; going on with it.')
+        self._sweep(session, pack)
+        log.warning('It has removed %d states more. Now for this one.', self.report.states)
+        self.report, self._doomed = Report(gc=self._options.pack_gc), None
 
     def _unfinished(self, session: Session) -> Pack | None:
         _, generation = self._adapter.sweep_state(session)
@@ -161,12 +187,11 @@ class Packer:
 
     # Prepare ------------------------------------------------------------------------------------------------------
 
-    def _prepare(self, session: Session | None, pack_time: float | None) -> Pack | None:
+    def _prepare(self, session: Session | None, pack_time: float | None, present: bool) -> Pack | None:
         """Find out what may go, and write it down; without a session only report it."""
         began, report = time.monotonic(), self.report
         marked_at = _tid_of(time.time())
         graph, report.marked_tid = self._read(session)
-        present = _is_present(pack_time)
         report.pack_tid = report.marked_tid
         if pack_time is not None and (self._adapter.keep_history or not present):
             report.pack_tid = min(report.pack_tid, _tid_of(pack_time))
@@ -196,7 +221,7 @@ class Packer:
             tid = adapter.begin_snapshot(reader)
             about = adapter.estimated_count(reader)
             found: list[tuple[int, int, bytes]] = []
-            saving = executor.submit(self._save, session, [])
+            saving, asked = executor.submit(self._save, session, []), time.monotonic()
             for page in adapter.revisions(reader, self._options.pack_gc):
                 if self._options.pack_gc:
                     page = self._with_references(page, reader, found)
@@ -208,6 +233,10 @@ class Packer:
                     saving.result()
                     saving = executor.submit(self._save, session, found)    # while the next ones are read
                     found = []
+                if session is not None and time.monotonic() > asked + ALIVE:
+                    # It has the lock of packs: neither the server nor the network is to take it for idle.
+                    executor.submit(adapter.sweep_state, session)
+                    asked = time.monotonic()
             saving.result()
             self._save(session, found)
         return graph, tid
@@ -339,11 +368,14 @@ class Packer:
             self._count(some)
             self._doomed.add(some)
             adapter.add_garbage(session, [(generation, *row) for row in some])
+            time.sleep(PAUSE)
             written += len(some)
             self._progress('listing', written, None)
         adapter.end_marking(session, generation, token, report.objects)
-        if report.gc:
-            adapter.forget_garbage(session, generation)
+        # That of the last one that has collected garbage says since when it is.
+        keep = generation if report.gc else adapter.last_marked(session)
+        while adapter.forget_garbage(session, generation, keep):
+            time.sleep(PAUSE)
         log.info('%d objects may go, older revisions of %d; %d later.', report.objects, report.older, report.later)
         return Pack(generation, report.pack_tid, report.marked_tid, report.gc, 'prepared', token, report.objects)
 
@@ -352,11 +384,11 @@ class Packer:
     def _sweep(self, session: Session, pack: Pack) -> None:
         report = self.report
         report.pack_tid, report.marked_tid = pack.pack_tid, pack.marked_tid
-        report.objects = report.objects or pack.objects     # it was prepared earlier
         began = time.monotonic()
         doomed = self._doomed or _Doomed()
-        if self._doomed is None:
+        if self._doomed is None:        # it was prepared earlier
             for page in self._pages(session, pack.generation):
+                self._count(page)
                 doomed.add(page)
         self._close_the_door(session, pack, doomed)
         self._timed('catching up', began)
@@ -385,11 +417,14 @@ class Packer:
                     continue
                 while many:
                     many = self._catch_up(session, pack, doomed, ROWS)
+                if self._adapter.epoch(session) != self._epoch:
+                    raise Unavailable(f'{self._adapter} was restarted after a crash, restored or emptied meanwhile; '
+                                      'nothing was removed.')
                 self._adapter.start_sweep(session, pack)
                 session.run('COMMIT')
                 return
             except (LockTimeout, Deadlock):     # the latter from a cluster, where others were faster
-                patience = min(patience * 1.2, self._options.commit_lock_timeout / 2)
+                patience = min(patience * 1.2, LONGEST_DOOR)
                 time.sleep(min(10 * patience, 1))
             finally:
                 session.rollback()
@@ -455,7 +490,7 @@ class Packer:
         Where others commit, steps are short, and pauses between them make up pack-duty-cycle.
         """
         size, duty, longest = FIRST_STEP, self._options.pack_duty_cycle or 1, self._options.pack_batch_timeout
-        last = self._adapter.last_tid(session)
+        last, busy_until = self._adapter.last_tid(session), 0.0
         while True:
             began = time.monotonic()
             yield size
@@ -463,7 +498,9 @@ class Packer:
             self.report.steps += 1
             self.report.longest_step = max(self.report.longest_step, seconds)
             newest = self._adapter.last_tid(session)
-            busy, last = newest != last, newest
+            if newest != last:
+                last, busy_until = newest, began + BUSY
+            busy = began < busy_until
             wanted = min(SHORT_STEP if busy else STEP, longest)
             # Not too much because of one that took long: something else may have been the reason.
             size = int(size * min(max(wanted / max(seconds, 1e-6), 0.5), 2.0))
@@ -472,14 +509,22 @@ class Packer:
                 time.sleep(min(seconds * (1 / duty - 1), self._options.pack_max_delay))
 
     def _end(self, session: Session, pack: Pack) -> None:
-        began = time.monotonic()
-        try:
-            self._adapter.lock_votes(session, self._options.commit_lock_timeout)
-            self._adapter.end_sweep(session, pack)
-            session.run('COMMIT')
-        finally:
-            session.rollback()
-            self._held(began)
+        patience, deadline = DOOR, time.monotonic() + 2 * self._options.commit_lock_timeout
+        while True:
+            began = time.monotonic()
+            try:
+                self._adapter.lock_votes(session, patience)
+                self._adapter.end_sweep(session, pack)
+                session.run('COMMIT')
+                return
+            except (LockTimeout, Deadlock):
+                if time.monotonic() > deadline:
+                    raise
+                patience = min(patience * 1.2, LONGEST_DOOR)
+                time.sleep(min(10 * patience, 1))
+            finally:
+                session.rollback()
+                self._held(began)
 
     def _timed(self, phase: str, began: float) -> None:
         self.report.seconds[phase] = self.report.seconds.get(phase, 0.0) + time.monotonic() - began

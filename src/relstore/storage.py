@@ -1,6 +1,8 @@
 """RelStore: the face that ZODB sees. bytes here, ints inside."""
+import logging
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import closing
 
 from ZODB.interfaces import (
     IExternalGC,
@@ -24,11 +26,13 @@ from relstore.adapters.base import MAX_TID, Adapter
 from relstore.commit import Transaction
 from relstore.conflicts import ObjectConflicts
 from relstore.database import Database
-from relstore.errors import StorageError, Unavailable
+from relstore.errors import ConfigurationError, StorageError, Unavailable
 from relstore.options import Options
 from relstore.pack import Packer, Progress, Report
 from relstore.readahead import LARGEST_STATE, ReadAhead
 from relstore.session import Result, Session
+
+log = logging.getLogger('relstore')
 
 # Objects that one statement prefetches, at most.
 PREFETCH = 1000
@@ -447,8 +451,20 @@ class RelStore(UndoLogCompatible):
         return p64(oid), p64(tid), state, None if following is None else p64(following)
 
     def copyTransactionsFrom(self, other, progress: transfer.Progress | None = None) -> None:
-        """Copy all transactions of another storage; see transfer.copy_transactions."""
-        transfer.copy_transactions(other, self, progress)
+        """Copy all transactions of another storage; see transfer.copy_transactions.
+
+        Nobody can pack meanwhile: what is garbage may be linked by a transaction that is still to come.
+        """
+        self._check_writable()
+        with closing(self._adapter.connect()) as session:
+            try:
+                holder = self._adapter.lock_pack(session)
+            except ConfigurationError as e:         # a pooler in between
+                log.warning('Do not pack %s while something is copied into it. %s', self._adapter, e)
+                holder = None
+            if holder is not None:
+                raise Unavailable(f'{self._adapter} is being packed by {holder}; copy into it afterwards.')
+            transfer.copy_transactions(other, self, progress)
 
     # Administration -----------------------------------------------------------------------------------------------
 

@@ -442,7 +442,7 @@ class Adapter:
         """Within the transaction of lock_votes."""
         session.run(self.sql.end_sweep)
         session.run(self.sql.forget_numbers)
-        session.run(self.sql.pack_swept, (pack.generation,))
+        session.run(self.sql.pack_swept, (pack.generation, pack.generation))
 
     def add_garbage(self, session: Session, rows: Sequence[tuple[int, int, int, int, int]]) -> None:
         """Add rows to the list: (generation, oid, tid, since, goes); see schema.sql."""
@@ -461,9 +461,9 @@ class Adapter:
         """Take objects off the list."""
         session.run(self.sql.spare, (self.oid_list(oids), generation))
 
-    def forget_garbage(self, session: Session, generation: int) -> None:
-        """Drop the lists of all other generations."""
-        session.run(self.sql.forget_garbage, (generation,))
+    def forget_garbage(self, session: Session, generation: int, keep: int) -> int:
+        """Drop some of the lists of all generations but these two; return how many rows that were."""
+        return session.run(self.sql.forget_garbage, (generation, keep))
 
     def lock_votes(self, session: Session, timeout: float) -> None:
         """Begin a transaction in which nobody is between vote and finish. LockTimeout after `timeout` seconds."""

@@ -292,9 +292,10 @@ class MySQL(Adapter):
                        for some in _lists(oid for oid in ballot.locks if not bases[oid])]
         statements += [(self.sql.lock_current, (some,)) for some in _lists(sorted({*bases, *ballot.restored}))]
         statements += [(self.sql.lock_read, (some, some)) for some in _lists(reads)]
+        statements.append((self.sql.lock_sweep, ()))        # before what those wait for who have it
         if ballot.restored_tid is not None:
             statements.append((self.sql.lock_commit, ()))
-        statements += [(self.sql.lock_sweep, ()), (self.sql.voted, ())]
+        statements.append((self.sql.voted, ()))
         try:
             *results, [(epoch, last, connection)] = self._send(session, statements)
         except LockTimeout as e:
@@ -478,13 +479,12 @@ class MySQL(Adapter):
         for some in _lists(rows, LIST):
             session.run(_rows(self.sql.add_garbage, len(some)), list(chain.from_iterable(some)))
 
-    def forget_garbage(self, session: Session, generation: int) -> None:
-        """In pieces: a large transaction would fill the undo log."""
-        while session.run(self.sql.forget_garbage, (generation,)):
-            pass
-
     def lock_votes(self, session: Session, timeout: float) -> None:
-        session.results(self.sql.lock_votes, (max(math.ceil(timeout), 1),))
+        """Less than a second nobody can wait here, and others wait behind: then not at all."""
+        if timeout < 1:
+            session.results(self.sql.lock_votes_at_once)
+        else:
+            session.results(self.sql.lock_votes, (math.ceil(timeout),))
 
     def start_sweep(self, session: Session, pack: Pack) -> None:
         """In a cluster others may be between vote and finish on another server, and their locks are not seen here.

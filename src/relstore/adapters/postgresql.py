@@ -376,7 +376,8 @@ class PostgreSQL(Adapter):
 
     def lock_pack(self, session: Session) -> str | None:
         """A lock of the session: one that a pooler may give another server at any time cannot hold it."""
-        if session.pooled:
+        [[backend]] = session.all(self.sql.backend)
+        if session.backend_pid != backend:
             raise ConfigurationError('A pooler stands between this process and the server, and a pack needs a '
                                      'connection of its own; pack with a dsn that leads to the server itself.')
         # A session that was closed just now may have it for a moment more.

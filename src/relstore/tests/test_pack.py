@@ -399,6 +399,13 @@ class Since(Suite):
         self.ends()
 
 
+    def test_now_is_when_it_begins(self):
+        """To read a large database takes longer than the present lasts."""
+        [cluster] = self.clusters(1)
+        with patch.object(pack, 'PRESENT', 0.2), before(self.packing, 'begin_snapshot', lambda: time.sleep(0.3)):
+            self.pack(pack_time=time.time())
+        self.assertFalse(self.exists(cluster.one))
+
     def test_changed_after_the_pack_time(self):
         """Garbage that somebody still works with stays, with what it refers to."""
         changed, control = self.clusters(2)
@@ -492,6 +499,20 @@ class Memory(Suite):
             client.load(cluster.holder)
             with self.assertRaises(POSKeyError):
                 client.load(cluster.one)
+
+    def test_what_was_spared_is_no_reason_to_forget_all(self):
+        """Processes drop what a sweep has removed, and nothing else, also where some of it was taken off the list."""
+        first, second = self.clusters(2)
+        warm = self.client()
+        warm.load(z64)
+        client = self.client()
+        with before(self.packing, 'lock_votes', lambda: client.link(first.holder, first.one)):
+            self.pack()
+        self.assertFalse(self.exists(second.one))
+        client.begin().link(second.holder, note='here it learns of it')
+        client.begin()
+        number, _ = self.site._pool.attempt(self.site._adapter.sweep_state)
+        self.assertEqual([len(oids) for oids in self.site.database.swept(number - 1, number)], [2])
 
     def test_new_link_among_many_that_led_nowhere(self):
         """More than are asked for at a time."""
@@ -614,6 +635,19 @@ class Field(Suite):
         self.assertLessEqual({cluster.one, cluster.two}, self.ends())
         with self.assertRaisesRegex(ConfigurationError, 'prepare again|run a pre-pack'):
             self.pack(skip_prepack=True)
+
+    def test_lists_do_not_pile_up(self):
+        """Neither with garbage collection nor without."""
+        careful = self.opened(pack_gc=False)
+        sizes = []
+        for storage in (self.storage, careful, careful, careful, self.storage):
+            client = self.client()
+            for _ in range(3):
+                client.begin().link(z64, note=len(sizes))
+            storage.pack(None)
+            [[size]] = self.site._pool.attempt(lambda session: session.all('SELECT count(*) FROM relstore_garbage'))
+            sizes.append(size)
+        self.assertLessEqual(max(sizes), 2, sizes)
 
     def test_undo_after_the_pack(self):
         """Of each transaction that was not packed; of packed ones it is refused, and they are not offered."""
@@ -867,6 +901,44 @@ class Killed(Suite):
             self.pack()
         self.ends()
 
+    def interrupted(self) -> list[bytes]:
+        """Begin a sweep of three clusters, and end in the middle of it. Return what is left of them."""
+        clusters = self.clusters(3)
+        removed = itertools.count()
+
+        def interrupt(n, name):
+            if next(removed) == 2:
+                raise KeyboardInterrupt
+
+        with patch.multiple(pack, SMALLEST_STEP=1, FIRST_STEP=1, LARGEST_STEP=1), \
+                calls(self.packing, interrupt, ['sweep']), self.assertRaises(KeyboardInterrupt):
+            self.pack()
+        left = [oid for cluster in clusters for oid in (cluster.one, cluster.two) if self.exists(oid)]
+        self.assertGreater(len(left), 1)
+        return left
+
+    def test_garbage_is_not_to_be_removed_any_more(self):
+        """Somebody stops a pack because pack-gc should have been false."""
+        left = self.interrupted()
+        careful = self.opened(pack_gc=False)
+        with self.assertRaisesRegex(ConfigurationError, 'was interrupted.*Let one with pack-gc true'):
+            careful.pack(None)
+        self.assertTrue(all(map(self.exists, left)))
+        with self.assertRaises(ConflictError):      # what it refers to may have gone
+            self.client().link(z64, *left)
+        self.pack()
+        careful.pack(None)
+        self.assertFalse(any(map(self.exists, left)))
+
+    def test_prepare_after_an_interrupted_sweep(self):
+        left = self.interrupted()
+        with self.assertRaisesRegex(ConfigurationError, 'was interrupted'):
+            self.pack(prepack_only=True)
+        self.assertTrue(all(map(self.exists, left)))
+        report = self.pack()
+        self.assertFalse(any(map(self.exists, left)))
+        self.assertEqual((report.objects, report.states), (0, 0))       # of this one
+
     def pack_until(self, step: int) -> bool:
         """Pack in a process that is killed before its nth message. Return whether it was done before."""
         process = FORK.Process(target=self._pack_until, args=(step,))
@@ -1000,6 +1072,33 @@ class Together(Suite):
         self.assertEqual(kept, [before_all])
         self.assertLessEqual({before_all.one, before_all.two}, self.ends())
         self.assertFalse(self.exists(control.one))
+
+    def test_nobody_packs_while_something_is_copied(self):
+        """What is garbage then a later transaction of the source may link."""
+        self.clusters(1)
+        source = self.opened('source')
+        source.copyTransactionsFrom(self.site)
+        client = Client(source)
+        client.link(z64, note='later')
+        client.view.release()
+        refused = []
+
+        def meanwhile(tid, records, size):
+            with self.assertRaisesRegex(Unavailable, 'is being packed by'):
+                self.pack()
+            refused.append(tid)
+
+        if not self.keep_history:       # what was changed since is no beginning of the source
+            self.site.zap_all()
+        self.site.copyTransactionsFrom(source, meanwhile)
+        self.assertTrue(refused)
+
+        def while_packing():
+            with self.assertRaisesRegex(Unavailable, 'copy into it afterwards'):
+                self.site.copyTransactionsFrom(source)
+
+        with before(self.packing, 'lock_votes', while_packing):
+            self.pack()
 
     def test_copied_into_while_it_is_packed(self):
         """restore(): with its own tid, above all there are; it keeps what it links, or is refused."""

@@ -30,7 +30,7 @@ SCANS = {
     'zap': 'removes everything',
     'delete_transactions': 'removes everything',
     'count_up_to': 'ends at its LIMIT; any order will do',
-    'forget_garbage': 'removes all lists but one',
+    'forget_garbage': 'removes all lists but two, in pieces',
 }
 
 #: Statements that are not run here, only prepared: name -> why.
@@ -126,13 +126,13 @@ PARAMETERS = {
     'new_pack': lambda s: (9, s.last, s.last, True, 'x'),
     'pack_prepared': lambda s: (1, 2),
     'pack_sweeping': lambda s: (2,),
-    'pack_swept': lambda s: (2,),
+    'pack_swept': lambda s: (2, 2),
     'add_garbage': lambda s: (9, s.oid, s.tid, s.tid, 2),
     'garbage': lambda s: (2, s.oid, 100),
     'garbage_end': lambda s: (2, s.oid, 100),
     'start_sweep': lambda s: (2, s.last, s.last),
     'spare': lambda s: (s.oids, 2),
-    'forget_garbage': lambda s: (2,),
+    'forget_garbage': lambda s: (2, 1),
     'going': lambda s: (s.oids, 2),
     'missing': lambda s: (s.oids,),
     'swept': lambda s: (1, -1, 100),

@@ -180,9 +180,9 @@ class Suite(TestCase):
 
     def test_while_objects_are_taken_off_the_list(self):
         self._sweep()
-        for act in self.does.spare, self.does.forget_garbage:
-            arguments = [self.pack.generation] + [list(map(u64, self.doomed))] * (act == self.does.spare)
-            with self.subTest(act.__name__), self._held(act, *arguments):
+        generation = self.pack.generation
+        for act, more in (self.does.spare, list(map(u64, self.doomed))), (self.does.forget_garbage, generation):
+            with self.subTest(act.__name__), self._held(act, generation, more):
                 self._commit_all_kinds()
 
     def test_while_transactions_are_forgotten(self):

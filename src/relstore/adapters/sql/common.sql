@@ -240,7 +240,8 @@ UPDATE {relstore_sweep} SET generation = 0, number = number + 1
 UPDATE {relstore_pack} SET number = 0 WHERE number > 0
 
 -- name: pack_swept
-UPDATE {relstore_pack} SET progress = 'swept', number = (SELECT number FROM {relstore_sweep}) WHERE generation = ?
+UPDATE {relstore_pack} SET progress = 'swept', number = (SELECT number FROM {relstore_sweep}),
+    objects = (SELECT count(*) FROM {relstore_garbage} g WHERE g.generation = ? AND g.goes = 2) WHERE generation = ?
 
 -- Which of these are going, or have gone, in the sweep that is under way?
 -- name: going

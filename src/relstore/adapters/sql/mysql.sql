@@ -306,13 +306,14 @@ INSERT INTO {relstore_refs} (zoid, tid, refs) VALUES (?, ?, ?)
 ON DUPLICATE KEY UPDATE tid = VALUES(tid), refs = VALUES(refs)
 
 -- name: pack_swept
-UPDATE {relstore_pack} p, {relstore_sweep} s SET p.progress = 'swept', p.number = s.number WHERE p.generation = ?
+UPDATE {relstore_pack} p, {relstore_sweep} s SET p.progress = 'swept', p.number = s.number,
+    p.objects = (SELECT count(*) FROM {relstore_garbage} g WHERE g.generation = ? AND g.goes = 2) WHERE p.generation = ?
 
 -- name: spare
 DELETE g FROM {oids} o STRAIGHT_JOIN {relstore_garbage} g ON g.zoid = o.zoid WHERE g.generation = ?
 
 -- name: forget_garbage
-DELETE FROM {relstore_garbage} WHERE generation <> ? LIMIT 10000
+DELETE FROM {relstore_garbage} WHERE generation NOT IN (?, ?) LIMIT 10000
 
 -- name: unknown_references [hp]
 SELECT s.zoid, s.tid, CASE WHEN s.state_size <= 20000 THEN s.state END
@@ -348,6 +349,12 @@ SET SESSION innodb_lock_wait_timeout = ?;
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 START TRANSACTION;
 SELECT number FROM {relstore_sweep} FOR UPDATE
+
+-- name: lock_votes_at_once
+SET SESSION innodb_lock_wait_timeout = 50;
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+START TRANSACTION;
+SELECT number FROM {relstore_sweep} FOR UPDATE NOWAIT
 
 -- A batch of a sweep. First what is to be counted; then, of objects that go, the current tid, and states where there is
 -- none; then the older states of objects that stay. In this order of tables, whatever the statistics say: nobody waits

@@ -211,7 +211,8 @@ WHERE c.zoid IS NULL LIMIT 100
 DELETE FROM {relstore_garbage} WHERE zoid = ANY (?::bigint[]) AND generation = ?
 
 -- name: forget_garbage
-DELETE FROM {relstore_garbage} WHERE generation <> ?
+DELETE FROM {relstore_garbage} WHERE ctid = ANY (ARRAY(
+    SELECT g.ctid FROM {relstore_garbage} g WHERE g.generation NOT IN (?, ?) LIMIT 10000))
 
 -- name: unknown_references [hp]
 SELECT s.zoid, s.tid, CASE WHEN s.state_size <= 20000 THEN s.state END

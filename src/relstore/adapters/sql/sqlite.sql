@@ -49,7 +49,8 @@ ON CONFLICT (zoid) DO UPDATE SET tid = excluded.tid, state_size = excluded.state
 DELETE FROM {relstore_garbage} WHERE zoid IN (SELECT value FROM json_each(?)) AND generation = ?
 
 -- name: forget_garbage
-DELETE FROM {relstore_garbage} WHERE generation <> ?
+DELETE FROM {relstore_garbage} WHERE rowid IN (
+    SELECT g.rowid FROM {relstore_garbage} g WHERE g.generation NOT IN (?, ?) LIMIT 2000)
 
 -- Foreign keys are not enforced here, so chunks of blobs are removed by name.
 -- name: sweep_chunks [hp]
