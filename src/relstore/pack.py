@@ -150,9 +150,9 @@ class Packer:
                                      'let one without pack-prepack-only come to its end first.')
         if pack.gc and not self._options.pack_gc:
             raise ConfigurationError(
-                f'A pack of {self._adapter} with garbage collection was interrupted while it removed what it had found, '
-                'and pack-gc is false: what is left stays, and cannot be linked. Let one with pack-gc true come to its '
-                'end first.')
+                f'A pack of {self._adapter} with garbage collection was interrupted while it removed what it had '
+                'found, and pack-gc is false: what is left stays, and cannot be linked. Let one with pack-gc true come '
+                'to its end first.')
         log.warning('A pack was interrupted; going on with it.')
         self._sweep(session, pack)
         log.warning('It has removed %d states more. Now for this one.', self.report.states)
