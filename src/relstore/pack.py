@@ -55,8 +55,6 @@ ROWS = 2500
 STEP, SHORT_STEP = 0.1, 0.01
 # Seconds after a commit of others for which there may be another one soon.
 BUSY = 3.0
-# Seconds between two writes of lists: SQLite lets one write at a time, and others look that often.
-PAUSE = 0.002
 SMALLEST_STEP, FIRST_STEP, LARGEST_STEP = 100, 200, 20_000      # objects
 # Seconds to wait for those between vote and finish, at first: new votes wait behind us.
 DOOR, LONGEST_DOOR = 0.01, 1.0
@@ -368,14 +366,14 @@ class Packer:
             self._count(some)
             self._doomed.add(some)
             adapter.add_garbage(session, [(generation, *row) for row in some])
-            time.sleep(PAUSE)
+            time.sleep(adapter.pause)
             written += len(some)
             self._progress('listing', written, None)
         adapter.end_marking(session, generation, token, report.objects)
         # That of the last one that has collected garbage says since when it is.
         keep = generation if report.gc else adapter.last_marked(session)
         while adapter.forget_garbage(session, generation, keep):
-            time.sleep(PAUSE)
+            time.sleep(adapter.pause)
         log.info('%d objects may go, older revisions of %d; %d later.', report.objects, report.older, report.later)
         return Pack(generation, report.pack_tid, report.marked_tid, report.gc, 'prepared', token, report.objects)
 

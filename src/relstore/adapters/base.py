@@ -91,6 +91,8 @@ class Adapter:
     largest_state = 0
     # Does a load cost so little that to look for what could be fetched with it hardly pays?
     loads_are_cheap = False
+    # Seconds to leave to others between two large writes, where there is one lock for all who write.
+    pause = 0.0
     # How many objects may one transaction lock, before it had better keep all others out?
     most_locks = MAX_TID
     # What becomes of the space of rows that were removed, and how does the disk get it back?

@@ -44,6 +44,7 @@ class SQLite(Adapter):
     space = ('There is room for what is stored from now on. VACUUM (sqlite3 main.sqlite3 VACUUM, while nobody writes) '
              'gives it back to the disk; it needs as much again meanwhile.')
     largest_state = 900_000_000     # SQLite's limit is 10^9 bytes a row
+    pause = LONGEST_PAUSE / 2
     loads_are_cheap = True
 
     def __init__(self, data_dir: str, pragmas: Mapping[str, str] | None = None):
@@ -321,6 +322,7 @@ class SQLite(Adapter):
 
     def lock_pack(self, session: Session) -> str | None:
         """The lock of a file, which the system releases however the process ends."""
+        session.run('PRAGMA mmap_size = 0')     # else all that this session removes counts as memory of the process
         file = open(self.data_dir / 'pack.lock', 'a+')      # noqa: SIM115 (closed with the session)
         session.keep(file)
         try:
