@@ -406,7 +406,7 @@ class Packer:
         for tries in range(DOOR_TRIES):
             while self._catch_up(session, pack, doomed, ROWS):
                 pass
-            began = time.monotonic()
+            began, before = time.monotonic(), doomed.mark()
             try:
                 self._adapter.lock_votes(session, patience)
                 many = self._catch_up(session, pack, doomed, AT_THE_DOOR)
@@ -422,6 +422,7 @@ class Packer:
                 session.run('COMMIT')
                 return
             except (LockTimeout, Deadlock):     # the latter from a cluster, where others were faster
+                doomed.go_back(before)      # what was taken off the list is on it again
                 patience = min(patience * 1.2, LONGEST_DOOR)
                 time.sleep(min(10 * patience, 1))
             finally:
@@ -539,6 +540,13 @@ class _Doomed:
     def add(self, rows: Iterable[tuple[int, int, int, int]]) -> None:
         """Add rows of the list, in the order of their oids."""
         self._oids.extend(oid for oid, _, _, goes in rows if goes == OBJECT)
+
+    def mark(self) -> tuple:
+        """Return what `go_back` takes, should what follows be rolled back."""
+        return self.seen, self._spared.copy()
+
+    def go_back(self, mark: tuple) -> None:
+        self.seen, self._spared = mark
 
     def spare(self, oids: Iterable[int]) -> list[int]:
         """Take off those that are on the list; return them, each once."""

@@ -327,6 +327,29 @@ class Door(Suite):
             self.assertLessEqual({oid for cluster in linked for oid in (cluster.one, cluster.two)}, self.ends())
             self.assertFalse(self.exists(control.one))
 
+    def test_the_door_is_lost_again(self):
+        """What was taken off the list in a transaction that is rolled back has to be taken off once more."""
+        [cluster] = self.clusters(1)
+        client, tries = self.client(), []
+        lock_votes, start_sweep = self.packing.lock_votes, self.packing.start_sweep
+
+        def link_and_lock(session, timeout):
+            if not tries:
+                client.begin().link(cluster.holder, cluster.one)
+            lock_votes(session, timeout)
+
+        def fail_once(session, prepared):
+            tries.append(prepared)
+            if len(tries) == 1:
+                raise LockTimeout('for once')
+            start_sweep(session, prepared)
+
+        with patch.object(self.packing, 'lock_votes', link_and_lock), \
+                patch.object(self.packing, 'start_sweep', fail_once):
+            self.pack()
+        self.assertEqual(len(tries), 2)
+        self.assertLessEqual({cluster.one, cluster.two}, self.ends())
+
     def test_voted_before_and_finished_after(self):
         cluster, control = self.clusters(2)
         client = self.client()
