@@ -18,7 +18,7 @@ from unittest import TestCase
 from unittest.mock import patch
 
 from ZODB.POSException import ConflictError, POSKeyError, UndoError
-from ZODB.utils import z64
+from ZODB.utils import u64, z64
 
 import relstore
 from relstore import pack
@@ -115,12 +115,15 @@ class Writer:
                 client.view.undo(self._chance.choice(self._undoable[-20:]), txn)
 
 
-def write(end: float, results, *arguments) -> None:
+def write(ready, results, *arguments) -> None:
     done: collections.Counter[str] = collections.Counter()
     try:
         writer = Writer(*arguments)
         done = writer.done
         with closing(writer):
+            # Nothing is removed before: what a connection has not seen itself it does not link.
+            ready.wait(PATIENCE)
+            end = time.monotonic() + SECONDS
             while time.monotonic() < end:
                 writer.step()
     except Exception:
@@ -160,13 +163,14 @@ class Storm(TestCase):
                 (z64, record(*holders)), *((oid, record(stones[n])) for n, oid in enumerate(holders)),
                 *((oid, record(*stones[n + 1:n + 3])) for n, oid in enumerate(stones))))
             client.view.release()
-        results = FORKED.Queue()
-        end = time.monotonic() + SECONDS
-        writers = [FORKED.Process(target=write, args=(end, results, self.place, self.options, n, holders, stones))
+        results, ready = FORKED.Queue(), FORKED.Barrier(WRITERS + 1)
+        writers = [FORKED.Process(target=write, args=(ready, results, self.place, self.options, n, holders, stones))
                    for n in range(1, WRITERS + 1)]
         for writer in writers:
             writer.start()
         try:
+            ready.wait(PATIENCE)
+            end = time.monotonic() + SECONDS
             while time.monotonic() < end:
                 self.pack_somehow()
                 self.all_is_there(set(holders))
@@ -198,8 +202,23 @@ class Storm(TestCase):
                 try:
                     found = reachable(storage)
                 except POSKeyError as e:
-                    self.fail(f'{e} is missing; seed {SEED}, {dict(self.swept)}')
+                    self.fail(f'{e} is missing where {options}; seed {SEED}, {dict(self.swept)}; '
+                              f'{self.about(storage, e.args[0])}')
                 self.assertLessEqual(holders, found, f'seed {SEED}')
+
+    def about(self, storage: relstore.RelStore, oid: bytes) -> dict[str, list[tuple]]:
+        """Return what the database knows of packs, of an object, and of those that refer to it."""
+        adapter = storage._adapter
+        with storage._pool.session() as session:
+            referring = [(holder, tid) for page in adapter.revisions(session, True)
+                         for holder, tid, refs, state, _ in page
+                         if oid in links(state or adapter.load_serial(session, holder, tid)[0] or b'')]
+            return {'referring': referring} | {
+                what: session.all(statement) for what, statement in {
+                    'sweep': 'SELECT * FROM relstore_sweep',
+                    'packs': 'SELECT * FROM relstore_pack ORDER BY generation',
+                    'listed': f'SELECT * FROM relstore_garbage WHERE zoid = {u64(oid)} ORDER BY generation',
+                    'states': f'SELECT zoid, tid FROM object_state WHERE zoid = {u64(oid)}'}.items()}
 
     def pack_somehow(self) -> None:
         how = self.chance.choice(['now', 'now', 'two phases', 'past', 'no gc', 'killed', 'killed'])
@@ -224,7 +243,8 @@ class Storm(TestCase):
         except Unavailable as e:
             self.swept[str(e)[-40:]] += 1
         except relstore.errors.ConfigurationError as e:
-            self.assertIn('repare', str(e))     # an interrupted one was ended instead
+            # Nothing is prepared, as an interrupted one was ended instead; or it is not to be ended so.
+            self.assertRegex(str(e), 'interrupted|repare')
 
     def pack(self, pack_time: float | None, **options) -> None:
         with patch.multiple(pack, PRESENT=0, AT_THE_DOOR=20, **STEPS), closing(self.place.open()) as storage:
