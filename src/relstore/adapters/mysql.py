@@ -257,9 +257,28 @@ class MySQL(Adapter):
 
     def _poll(self, session: Session, since: int, limit: int) -> tuple[str | None, int, list[tuple[int, int]]]:
         """One message, also where a snapshot begins with it."""
-        rows = session.script(self.sql.poll, (since, limit))
+        rows = self._whole(session, self.sql.poll, (since, limit), 1)
         epoch, last = rows[0][:2]
         return epoch, last, [(oid, tid) for _, _, oid, tid in rows if oid is not None]
+
+    def begin_snapshot(self, session: Session) -> int:
+        [[tid]] = self._whole(session, f'{self.sql.begin_snapshot};\n{self.sql.last_tid}', (), 0)
+        return tid
+
+    def _whole(self, session: Session, sql: str, parameters: Sequence, column: int) -> list[Row]:
+        """Run statements of which the last reads from a new view; return its rows, of a view that lacks nothing.
+
+        MariaDB looks through the open transactions one by one to make a view, and meanwhile some are committed: it may
+        show a transaction, and not the one before. But it shows what an earlier view did, with all before that. So if
+        the newest tid, in this column, is the one that was seen just before, nothing is missing; else: once more.
+        """
+        if self._product == 'MySQL':
+            return session.script(sql, parameters)
+        while True:
+            [[seen]], *_, rows = session.results(f'{self.sql.last_tid};\n{sql}', parameters)
+            if rows[0][column] == seen:
+                return rows
+            session.rollback()
 
     def load_many(
         self, session: Session, oids: Sequence[int], at: int, largest: int
@@ -478,6 +497,11 @@ class MySQL(Adapter):
     def add_garbage(self, session: Session, rows: Sequence[tuple[int, int, int, int, int]]) -> None:
         for some in _lists(rows, LIST):
             session.run(_rows(self.sql.add_garbage, len(some)), list(chain.from_iterable(some)))
+
+    def changes(self, session: Session, tid: int, oid: int, size: int) -> list[tuple]:
+        """Not those after the newest that an earlier view has shown: some may be missing among them, see `_whole`."""
+        newest = self.last_tid(session)
+        return [row for row in super().changes(session, tid, oid, size) if row[1] <= newest]
 
     def lock_votes(self, session: Session, timeout: float) -> None:
         """Less than a second nobody can wait here, and others wait behind: then not at all."""
