@@ -3,6 +3,7 @@
 #                                            RELSTORE_TEST_THOROUGH=1, for a night
 #   TESTS="-t EveryByte -t Stress" with that: a commit cut after each of its bytes, by each driver; each server stressed
 #   for a minute by 16 processes. A quarter of an hour
+#   TESTS="-m test_pack_storm" with RELSTORE_PACK_SECONDS=600: links move while packs run, ten minutes on each database
 # make mysql   MySQL 9.7, which Debian has no package of: into var/mysql-9.7, for the tests that then run there too
 # make bench   relstore beside its peers, with charts, in var/benchmarks
 #   ONLY="commit page"   some parts of: speed roundtrips reading commit occupancy page pack memory shootout
