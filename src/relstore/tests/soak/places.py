@@ -1,6 +1,8 @@
 """Places: where the databases of a soak are, how their server is disturbed, and what it tells about itself."""
 import importlib.util
+import multiprocessing
 import os
+import random
 import shutil
 import sqlite3
 import tempfile
@@ -30,6 +32,9 @@ from relstore.tests.servers import (
 IDLE_SECONDS = 5        # a transaction that waits for its client for so long was forgotten
 POLL_INTERVAL = 2       # seconds that a commit may stay unseen if its process could not reach the memcached
 SECONDS_DOWN = 2        # of a memcached that was killed: clients commit meanwhile
+PACKED_UPTO = 30        # seconds ago: no view is as old as that
+SECONDS_TO_PACK = 120
+SPAWN = multiprocessing.get_context('spawn')
 MODES = {'preserving': True, 'free': False}
 
 
@@ -49,12 +54,17 @@ class Site:
         return relstore.RelStore(adapter, keep_history=self.keep_history, **options)
 
 
+def pack(site: Site) -> None:
+    with closing(site.open({})) as storage:
+        storage.pack(time.time() - PACKED_UPTO)
+
+
 class Place:
     """A server, or a directory, with one site for each mode.
 
     disturbances        by name, what can be done to the server; each returns when clients can connect again
-    unnoticed           by name, what can be done to the memcached, of which no client may notice more than that a
-                        commit is seen POLL_INTERVAL late
+    unnoticed           by name, what no client may notice; of what is done to the memcached no more than that a commit
+                        is seen POLL_INTERVAL late
     options             of RelStore, that only the place knows
     may_kill_clients    whether nobody is harmed by a client that dies
     dead                what the server keeps that nobody wants, in words
@@ -65,7 +75,7 @@ class Place:
     def __init__(self):
         self.sites: list[Site] = []
         self.disturbances: dict[str, Callable[[], None]] = {}
-        self.unnoticed: dict[str, Callable[[], None]] = {}
+        self.unnoticed: dict[str, Callable[[], None]] = {'pack': self._pack, 'kill -9 of a pack': self._kill_pack}
         self.options: dict[str, Any] = {}
         self.memcached: MemcachedServer | None = None
 
@@ -84,7 +94,25 @@ class Place:
         self.memcached = MemcachedServer()
         self.memcached.start()
         self.options = {'cache_servers': self.memcached.where, 'poll_interval': POLL_INTERVAL}
-        self.unnoticed = {'restart of memcached': self.memcached.restart, 'kill -9 of memcached': self._kill_memcached}
+        self.unnoticed |= {'restart of memcached': self.memcached.restart, 'kill -9 of memcached': self._kill_memcached}
+
+    def _pack(self) -> None:
+        for site in self.sites:
+            packer = SPAWN.Process(target=pack, args=(site,))
+            packer.start()
+            packer.join(SECONDS_TO_PACK)
+            if packer.exitcode != 0:
+                packer.kill()
+                raise RuntimeError(f'A pack ({site.mode}) has ended with status {packer.exitcode}, or not at all')
+
+    def _kill_pack(self) -> None:
+        """Somewhere: it takes a second to begin, about."""
+        for site in self.sites:
+            packer = SPAWN.Process(target=pack, args=(site,))
+            packer.start()
+            packer.join(random.uniform(0.5, 3))
+            packer.kill()
+            packer.join()
 
     def _kill_memcached(self) -> None:
         self.memcached.kill()
