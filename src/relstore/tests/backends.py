@@ -12,12 +12,14 @@ import importlib.util
 import os
 import shutil
 import tempfile
+import time
 from contextlib import closing
 from pathlib import Path
 
 from psycopg2.extensions import make_dsn
 
 import relstore
+from relstore.session import Session
 from relstore.tests.proxy import CuttingProxy
 from relstore.tests.servers import MariaDBLayer, MySQLLayer, PgBouncerLayer, PostgreSQLLayer, cannot_run
 from relstore.tests.watch import AnyWatch, MySQLWatch, Watch
@@ -49,6 +51,20 @@ class ServerBackend(Backend):
 
     def adapter_through(self, proxy: CuttingProxy) -> relstore.adapters.base.Adapter:
         """Return an adapter to the database `main` that reaches it through a proxy that was started."""
+        raise NotImplementedError
+
+    def follow_clock(self, adapter: relstore.adapters.base.Adapter) -> None:
+        """Have the server take the time of each commit of an adapter to `main` from this process: a test moves it."""
+        finish = adapter.finish
+
+        def finish_now(session, *arguments):
+            self.set_clock(session, time.time())
+            return finish(session, *arguments)
+
+        adapter.finish = finish_now
+
+    def set_clock(self, session: Session, now: float) -> None:
+        """Set the clock that the server shows to a transaction."""
         raise NotImplementedError
 
 
@@ -87,6 +103,18 @@ class PostgreSQLBackend(ServerBackend):
 
     def new_watch(self):
         return Watch(self.dsn())
+
+    def follow_clock(self, adapter):
+        with closing(self.new_watch()) as watch:
+            watch.rows('CREATE SCHEMA IF NOT EXISTS clock')
+            watch.rows('CREATE OR REPLACE FUNCTION clock.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS '
+                       "$$ SELECT to_timestamp(current_setting('clock.now')::double precision) $$")
+        super().follow_clock(adapter)
+
+    def set_clock(self, session, now):
+        """Another clock_timestamp() is found before that of the server."""
+        session.all("SELECT set_config('search_path', 'clock, pg_catalog', true), set_config('clock.now', %s, true)",
+                    (str(now),))
 
     def dsn(self, name='main') -> str:
         """Return the DSN of a database that was emptied when this test first named it."""
@@ -163,6 +191,9 @@ class MySQLBackend(ServerBackend):
 
     def new_watch(self):
         return MySQLWatch(self.arguments())
+
+    def set_clock(self, session, now):
+        session.run('SET SESSION timestamp = %s', (now,))
 
     def refresh_statistics(self):
         with closing(self.new_watch()) as watch:
