@@ -34,9 +34,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from persistent.TimeStamp import TimeStamp
-from ZODB.utils import p64, u64
+from ZODB.utils import u64
 
-from relstore.adapters.base import MAX_TID, Pack
+from relstore.adapters.base import MAX_TID, PREPARED, PREPARED_NOW, Pack
 from relstore.database import Database
 from relstore.errors import ConfigurationError, Deadlock, LockTimeout, Unavailable
 from relstore.graph import Graph
@@ -129,10 +129,10 @@ class Packer:
             if skip_prepack:
                 if unfinished is None:
                     pack = self._prepared(session)
-                    self._refuse_what_relstorage_may_harm(session, TimeStamp(p64(pack.pack_tid)).timeTime())
+                    self._refuse_what_relstorage_may_harm(session, pack.progress == PREPARED_NOW)
                     self._sweep(session, pack)
                 return self.report
-            self._refuse_what_relstorage_may_harm(session, pack_time)
+            self._refuse_what_relstorage_may_harm(session, present)
             pack = self._prepare(session, pack_time, present)
             if not prepack_only:
                 self._sweep(session, pack)
@@ -164,7 +164,7 @@ class Packer:
     def _prepared(self, session: Session) -> Pack:
         """Return what was prepared earlier, or refuse it."""
         pack = self._adapter.last_pack(session)
-        if pack is None or pack.progress != 'prepared':
+        if pack is None or pack.progress not in (PREPARED, PREPARED_NOW):
             raise ConfigurationError(f'Nothing is prepared in {self._adapter}; run a pre-pack first.')
         if pack.gc != self._options.pack_gc:
             raise ConfigurationError(f'What is prepared in {self._adapter} was prepared with pack-gc '
@@ -176,8 +176,8 @@ class Packer:
                 f'{pack.marked_tid:#x} is not to be found here. Prepare again.')
         return pack
 
-    def _refuse_what_relstorage_may_harm(self, session: Session, pack_time: float | None) -> None:
-        if self._options.pack_gc and _is_present(pack_time) and not self._adapter.writes_alone(session):
+    def _refuse_what_relstorage_may_harm(self, session: Session, present: bool) -> None:
+        if self._options.pack_gc and present and not self._adapter.writes_alone(session):
             raise ConfigurationError(
                 f'RelStorage processes, or those of an older relstore, may write to {self._adapter}, and a pack to the '
                 'present could remove what they are about to link: pack to a time before now (a day, say), or, if none '
@@ -207,7 +207,7 @@ class Packer:
             self._list(rows)
             pack = None
         else:
-            pack = self._write_down(session, rows)
+            pack = self._write_down(session, rows, present)
         self._timed('listing', began)
         return pack
 
@@ -358,7 +358,7 @@ class Packer:
             tids.extend(row[1] for row in some)
             goes.extend(row[3] for row in some)
 
-    def _write_down(self, session: Session, rows: Iterator[tuple]) -> Pack:
+    def _write_down(self, session: Session, rows: Iterator[tuple], present: bool) -> Pack:
         adapter, report, token = self._adapter, self.report, secrets.token_hex(8)
         generation = adapter.new_pack(session, report.pack_tid, report.marked_tid, report.gc, token)
         self._doomed, written = _Doomed(), 0
@@ -369,13 +369,14 @@ class Packer:
             time.sleep(adapter.pause)
             written += len(some)
             self._progress('listing', written, None)
-        adapter.end_marking(session, generation, token, report.objects)
+        progress = PREPARED_NOW if present else PREPARED
+        adapter.end_marking(session, generation, token, report.objects, progress)
         # That of the last one that has collected garbage says since when it is.
         keep = generation if report.gc else adapter.last_marked(session)
         while adapter.forget_garbage(session, generation, keep):
             time.sleep(adapter.pause)
         log.info('%d objects may go, older revisions of %d; %d later.', report.objects, report.older, report.later)
-        return Pack(generation, report.pack_tid, report.marked_tid, report.gc, 'prepared', token, report.objects)
+        return Pack(generation, report.pack_tid, report.marked_tid, report.gc, progress, token, report.objects)
 
     # Sweep --------------------------------------------------------------------------------------------------------
 

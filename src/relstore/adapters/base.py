@@ -16,6 +16,9 @@ from relstore.session import Session
 SCHEMA_VERSION = 1
 MAX_TID = 2 ** 63 - 1
 
+# How far a pack came that has looked for garbage: of a time before, or of the present.
+PREPARED, PREPARED_NOW = 'prepared', 'prepared now'
+
 # Who may write to a database: relstore alone, or RelStorage too.
 WRITERS = 'relstore', 'any'
 
@@ -69,7 +72,7 @@ class Pack:
     pack_tid: int           # what was current after it stays
     marked_tid: int         # the newest transaction when garbage was looked for
     gc: bool
-    progress: str           # marking, prepared, sweeping, swept
+    progress: str           # marking, PREPARED or PREPARED_NOW, sweeping, swept
     token: str              # to be found in relstore_meta too, where the garbage was looked for in this very database
     objects: int            # how many are to go
 
@@ -430,10 +433,11 @@ class Adapter:
         session.run(self.sql.new_pack, (generation, pack_tid, marked_tid, gc, token))
         return generation
 
-    def end_marking(self, session: Session, generation: int, token: str, objects: int) -> None:
-        """The list of a generation is complete. token: see Pack."""
+    def end_marking(self, session: Session, generation: int, token: str, objects: int,
+                    progress: str = PREPARED) -> None:
+        """The list of a generation is complete. token, progress: see Pack."""
         session.run(self.sql.set_meta, ('prepared', token))
-        session.run(self.sql.pack_prepared, (objects, generation))
+        session.run(self.sql.pack_prepared, (progress, objects, generation))
 
     def start_sweep(self, session: Session, pack: Pack) -> None:
         """Within the transaction of lock_votes: let every vote from now on see that this is being swept."""

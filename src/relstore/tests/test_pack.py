@@ -1295,8 +1295,12 @@ class Limits(Suite):
         self.say_who_writes('any')
         try:
             for options in {}, {'prepack_only': True}, {'skip_prepack': True}:
-                with self.subTest(options), self.assertRaisesRegex(ConfigurationError, 'RelStorage .* may write'):
-                    self.pack(**options)
+                with self.subTest(options), patch.object(pack, 'PRESENT', 0), \
+                        self.assertRaisesRegex(ConfigurationError, 'RelStorage .* may write'):
+                    self.pack(**options)        # what was prepared as of the present is that of long ago by now
+            with patch.object(pack, 'PRESENT', 0.2), before(self.packing, 'lock_pack', lambda: time.sleep(0.3)), \
+                    self.assertRaisesRegex(ConfigurationError, 'RelStorage .* may write'):
+                self.pack(pack_time=time.time())
             self.pack(pack_time=time.time() - 86400)
             self.opened(pack_gc=False).pack(None)
             cluster, other = self.clusters(2)

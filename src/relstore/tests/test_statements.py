@@ -124,7 +124,7 @@ PARAMETERS = {
     'save_references': lambda s: (s.oid, s.tid, b''),
     'has_tid': lambda s: (s.tid,),
     'new_pack': lambda s: (9, s.last, s.last, True, 'x'),
-    'pack_prepared': lambda s: (1, 2),
+    'pack_prepared': lambda s: ('prepared', 1, 2),
     'pack_sweeping': lambda s: (2,),
     'pack_swept': lambda s: (2, 2),
     'add_garbage': lambda s: (9, s.oid, s.tid, s.tid, 2),

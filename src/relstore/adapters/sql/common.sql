@@ -210,7 +210,7 @@ INSERT INTO {relstore_pack} (generation, pack_tid, marked_tid, gc, progress, tok
 VALUES (?, ?, ?, ?, 'marking', ?, 0, 0)
 
 -- name: pack_prepared
-UPDATE {relstore_pack} SET progress = 'prepared', objects = ? WHERE generation = ?
+UPDATE {relstore_pack} SET progress = ?, objects = ? WHERE generation = ?
 
 -- name: add_garbage
 INSERT INTO {relstore_garbage} (generation, zoid, tid, since, goes) VALUES (?, ?, ?, ?, ?)

@@ -131,7 +131,7 @@ CREATE {unlogged} TABLE {relstore_refs} (zoid {id} NOT NULL, tid {id} NOT NULL, 
 CREATE {unlogged} TABLE {relstore_refs} (zoid {id} NOT NULL PRIMARY KEY, tid {id} NOT NULL, refs {bytes} NOT NULL);
 
 -- Each pack: up to which transaction, from which state of the database, with garbage collection or without, and how far
--- it came. objects: how many go; number: of its sweep, when that has ended.
+-- it came: see Pack. objects: how many go; number: of its sweep, when that has ended.
 -- name: relstore_pack
 CREATE TABLE {relstore_pack} (
     generation  {id} NOT NULL PRIMARY KEY,
