@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 from ZODB.ConflictResolution import ConflictResolvingStorage
 from ZODB.POSException import ConflictError, MultipleUndoErrors, ReadConflictError, UndoError
@@ -32,6 +33,8 @@ from relstore.spool import Spool
 
 # Seconds to go on asking for the outcome of a commit, while no server can be reached.
 OUTCOME_PATIENCE = 60.0
+# Links that are looked up at a time: in any database's smallest message is room for three times as many.
+LOOKED_UP = 10_000
 # Bytes of another transaction's user and description that a ConflictError quotes: in all it is to have 2 kB at most.
 LONGEST_USER, LONGEST_DESCRIPTION = 200, 800
 
@@ -247,13 +250,15 @@ class Transaction:
 
     def _refuse_links(self, oids: set[int], gone: Callable[[set[int]], list[int]]) -> None:
         """Raise a ConflictError if one of these objects is gone. gone: returns some of those that are."""
-        while found := gone(oids):
-            for oid in found:
-                if oid in self._spool or self._is_new_link(oid):
-                    self._database.conflicts.conflict(oid, '', resolved=False)
-                    raise ConflictError(f'The object {oid:#x}, which this transaction changes or refers to, was not '
-                                        'referred to by anything, and is removed by a pack', oid=p64(oid))
-            oids = oids.difference(found)
+        left = iter(oids)
+        while some := set(islice(left, LOOKED_UP)):
+            while found := gone(some):
+                for oid in found:
+                    if oid in self._spool or self._is_new_link(oid):
+                        self._database.conflicts.conflict(oid, '', resolved=False)
+                        raise ConflictError(f'The object {oid:#x}, which this transaction changes or refers to, was '
+                                            'not referred to by anything, and is removed by a pack', oid=p64(oid))
+                some.difference_update(found)
 
     def _references(self) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Yield (oid, what it is to refer to) of all that changes."""

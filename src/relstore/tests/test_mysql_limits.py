@@ -41,6 +41,7 @@ from relstore.tests.servers import (
 )
 from relstore.tests.test_bad_input import environment
 from relstore.tests.test_faults import commit, state, value_of
+from relstore.tests.test_references import Reference, record
 from relstore.tests.watch import MySQLWatch
 
 PACKET = 1 << 20
@@ -127,6 +128,21 @@ class Packets(TestCase):
             else:
                 refused = middle
         return fits
+
+    def test_many_links_during_a_sweep_and_after_it(self):
+        """What they lead to is looked up in lists that fit."""
+        links = [Reference((p64(2 ** 63 - 1 - n), None)) for n in range(60_000)]
+        records = [record(links[start:start + 5000]) for start in range(0, len(links), 5000)]
+
+        def swept(values):
+            self.storage._pool.attempt(lambda session: session.run(f'UPDATE relstore_sweep SET {values}'))
+
+        swept('generation = 1')
+        _, txn = self.vote(*records)
+        self.storage.tpc_finish(txn)
+        swept('generation = 0, number = number + 1')
+        with self.assertRaisesRegex(ConflictError, 'is removed by a pack'):     # they are not there
+            self.vote(*records)
 
     def test_what_just_fits_is_stored(self):
         """Whatever passes the vote is not refused later: alone, and beside others as large; and it is not much less

@@ -35,7 +35,7 @@ from ZODB.tests import PackableStorage
 from ZODB.utils import p64, u64, z64
 
 import relstore
-from relstore import pack
+from relstore import commit, pack
 from relstore.adapters.base import Adapter
 from relstore.errors import ConfigurationError, Disconnected, LockTimeout, Unavailable
 from relstore.references import references
@@ -538,7 +538,7 @@ class Memory(Suite):
         self.assertEqual([len(oids) for oids in self.site.database.swept(number - 1, number)], [2])
 
     def test_new_link_among_many_that_led_nowhere(self):
-        """More than are asked for at a time."""
+        """More than are told of at a time, and more than are asked for."""
         many = [self.site.new_oid() for _ in range(101)]
         [cluster] = self.clusters(1)        # of larger oids
         client, old = self.client(), self.client()
@@ -549,14 +549,18 @@ class Memory(Suite):
         client.begin().link(z64, cluster.holder, note='the newest')
 
         def link(n, name):
-            with self.assertRaises(ConflictError):
-                client.begin().link(cluster.holder, *many, cluster.two)
+            refused(client)
+
+        def refused(client):
+            for together in commit.LOOKED_UP, 30:
+                with patch.object(commit, 'LOOKED_UP', together), self.assertRaises(ConflictError):
+                    client.begin().link(cluster.holder, *many, cluster.two)
 
         with calls(self.packing, link, ['sweep']):
             self.pack()
-        old.begin().link(cluster.holder, *many, note='as ever')
-        with self.assertRaises(ConflictError):
-            old.begin().link(cluster.holder, *many, cluster.two)
+        with patch.object(commit, 'LOOKED_UP', 30):
+            old.begin().link(cluster.holder, *many, note='as ever')
+        refused(old)
 
     def test_backup_that_was_restored(self):
         """Sweeps are counted anew from there."""
