@@ -27,7 +27,7 @@ import secrets
 import time
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -59,8 +59,9 @@ SMALLEST_STEP, FIRST_STEP, LARGEST_STEP = 100, 200, 20_000      # objects
 # Seconds to wait for those between vote and finish, at first: new votes wait behind us.
 DOOR, LONGEST_DOOR = 0.01, 1.0
 DOOR_TRIES = 200
-# Revisions that may be read while nobody can vote, unless it goes on like that.
-AT_THE_DOOR = 500
+# Revisions that are read at a time while nobody can vote, and seconds after which others may again, unless it goes on
+# like that.
+AT_THE_DOOR, OPEN_AGAIN = 100, 0.05
 # Unreadable records that a report names.
 NAMED = 20
 
@@ -394,6 +395,7 @@ class Packer:
 
         began = time.monotonic()
         self._remove(session, pack, doomed)
+        report.spared = doomed.spared
         if self._adapter.keep_history:
             self._forget_transactions(session, pack)
         self._end(session, pack)
@@ -406,16 +408,17 @@ class Packer:
         patience = DOOR
         for tries in range(DOOR_TRIES):
             while self._catch_up(session, pack, doomed, ROWS):
-                pass
+                time.sleep(self._adapter.pause)
             began, before = time.monotonic(), doomed.mark()
             try:
                 self._adapter.lock_votes(session, patience)
-                many = self._catch_up(session, pack, doomed, AT_THE_DOOR)
-                if many and tries < DOOR_TRIES // 2:
+                until = time.monotonic() + OPEN_AGAIN
+                while many := self._catch_up(session, pack, doomed, AT_THE_DOOR):
+                    if time.monotonic() > until and tries < DOOR_TRIES // 2:
+                        break
+                if many:
                     session.run('COMMIT')       # what was taken off the list is not looked at again
                     continue
-                while many:
-                    many = self._catch_up(session, pack, doomed, ROWS)
                 if self._adapter.epoch(session) != self._epoch:
                     raise Unavailable(f'{self._adapter} was restarted after a crash, restored or emptied meanwhile; '
                                       'nothing was removed.')
@@ -433,7 +436,16 @@ class Packer:
                           'nothing was removed. Try again with pack-skip-prepack.')
 
     def _catch_up(self, session: Session, pack: Pack, doomed: _Doomed, size: int) -> bool:
-        """Take what the next `size` revisions since then keep off the list. Return whether there may be more."""
+        """Go a step further in taking off the list what was changed or linked since. Return whether there may be more.
+
+        Look at `size` revisions at most: of those that were committed, or of what they lead to.
+        """
+        some = doomed.next(size)
+        if some:
+            rows = self._adapter.garbage_revisions(session, pack.generation, some) if pack.gc else []
+            self._adapter.spare(session, pack.generation, some)
+            doomed.spare(oid for row in self._with_references(rows, session, []) for oid in unpack(row[2]))
+            return True
         if doomed.seen is None:
             doomed.seen = pack.marked_tid, MAX_TID
         page = self._adapter.changes(session, *doomed.seen, size)
@@ -444,13 +456,7 @@ class Packer:
         if pack.gc:
             for _, _, refs, *_ in self._with_references(page, session, []):
                 changed.extend(unpack(refs))
-        spared = doomed.spare(changed)
-        while spared:
-            self.report.spared += len(spared)
-            rows = self._adapter.garbage_revisions(session, pack.generation, spared) if pack.gc else []
-            self._adapter.spare(session, pack.generation, spared)
-            spared = doomed.spare(oid for row in self._with_references(rows, session, []) for oid in unpack(row[2]))
-        return len(page) == size
+        return doomed.spare(changed) or len(page) == size
 
     def _held(self, began: float) -> None:
         seconds = time.monotonic() - began
@@ -536,28 +542,38 @@ class _Doomed:
     def __init__(self):
         self._oids = array('q')
         self._spared: set[int] = set()
+        self._left = array('q')     # of these: those that `next` has not returned
         self.seen: tuple[int, int] | None = None    # (tid, oid) up to which changes were looked at
 
     def add(self, rows: Iterable[tuple[int, int, int, int]]) -> None:
         """Add rows of the list, in the order of their oids."""
         self._oids.extend(oid for oid, _, _, goes in rows if goes == OBJECT)
 
+    @property
+    def spared(self) -> int:
+        return len(self._spared)
+
     def mark(self) -> tuple:
         """Return what `go_back` takes, should what follows be rolled back."""
-        return self.seen, self._spared.copy()
+        return self.seen, self._spared.copy(), self._left[:]
 
     def go_back(self, mark: tuple) -> None:
-        self.seen, self._spared = mark
+        self.seen, self._spared, self._left = mark
 
-    def spare(self, oids: Iterable[int]) -> list[int]:
-        """Take off those that are on the list; return them, each once."""
-        spared = []
+    def spare(self, oids: Iterable[int]) -> bool:
+        """Let those stay that are on the list. Return whether there are any, for `next` to return."""
         for oid in oids:
             place = bisect_left(self._oids, oid)
             if place < len(self._oids) and self._oids[place] == oid and oid not in self._spared:
                 self._spared.add(oid)
-                spared.append(oid)
-        return spared
+                self._left.append(oid)
+        return len(self._left) > 0
+
+    def next(self, size: int) -> Sequence[int]:
+        """Return some of those that stay, each once."""
+        some = self._left[-size:]
+        del self._left[-size:]
+        return some
 
 
 def _in_order(graph: Graph, gone: Iterable[int], unreached: Iterable[int], marked_at: int

@@ -321,10 +321,57 @@ class Door(Suite):
                 client.begin()
                 client.finish(client.vote(*((cluster.holder, record(cluster.one)) for cluster in linked)))
 
-            with patch.multiple(pack, AT_THE_DOOR=2, ROWS=2, DOOR_TRIES=tries), \
+            with patch.multiple(pack, AT_THE_DOOR=2, OPEN_AGAIN=0, ROWS=2, DOOR_TRIES=tries), \
                     before(self.packing, 'lock_votes', commit):
                 self.pack()
             self.assertLessEqual({oid for cluster in linked for oid in (cluster.one, cluster.two)}, self.ends())
+            self.assertFalse(self.exists(control.one))
+
+    def test_what_was_linked_just_before_leads_to_much(self):
+        """It is followed while others can vote. After many tries it is followed nevertheless."""
+        for tries in pack.DOOR_TRIES, 1:
+            linked, other, control = self.clusters(3)
+            many = [self.site.new_oid() for _ in range(30)]
+            client = self.client()
+            client.finish(client.vote((linked.one, record(*many[::2])), *(
+                (oid, record(leaf)) for oid, leaf in zip(many[::2], many[1::2], strict=True)),
+                *((leaf, record(linked.two)) for leaf in many[1::2])))
+            client.begin().link(other.holder, note='the newest')
+            linking = [(linked.holder, linked.one), (other.holder, other.one)]
+            at_the_door, outside = [], []       # how many objects were followed
+            lock_votes, garbage_revisions = self.packing.lock_votes, self.packing.garbage_revisions
+
+            def link(linking=linking, client=client):
+                client.begin().link(*linking.pop(0))
+
+            def lock(session, timeout, at_the_door=at_the_door, linking=linking, link=link, lock_votes=lock_votes):
+                if len(linking) == 2:
+                    link()
+                lock_votes(session, timeout)
+                at_the_door.append(0)
+
+            def follow(session, generation, oids, at_the_door=at_the_door, outside=outside, linking=linking, link=link,
+                       garbage_revisions=garbage_revisions):
+                if session.in_transaction:
+                    at_the_door[-1] += len(oids)
+                else:
+                    outside.append(len(oids))
+                    if linking:
+                        link()
+                return garbage_revisions(session, generation, oids)
+
+            with patch.multiple(pack, AT_THE_DOOR=2, OPEN_AGAIN=0, DOOR_TRIES=tries), \
+                    patch.object(self.packing, 'lock_votes', lock), \
+                    patch.object(self.packing, 'garbage_revisions', follow):
+                report = self.pack()
+            if tries == 1:
+                self.assertEqual((at_the_door[0], outside), (32, []))
+            else:
+                self.assertLessEqual(max(at_the_door), 2)
+                self.assertEqual(sum(at_the_door) + sum(outside), 34)
+                self.assertEqual(report.spared, 34)
+                self.assertLessEqual({other.one, other.two}, self.ends())
+            self.assertLessEqual({linked.one, linked.two, *many}, self.ends())
             self.assertFalse(self.exists(control.one))
 
     def test_the_door_is_lost_again(self):
