@@ -17,7 +17,7 @@ that, in short steps. What could interleave, and why nothing that is reachable i
 So the steps need no lock: nobody else reads or writes the rows that they remove. RelStorage looks at none of this. What
 it does during a sweep is read before each step, and where it may write nothing goes that was garbage for a moment only.
 
-Killed at any step, the next run reads what was committed since once more, and goes on.
+Killed at any step, the next run reads what was committed since once more, follows what was let stay, and goes on.
 """
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ AT_THE_DOOR, OPEN_AGAIN = 100, 0.05
 # Unreadable records that a report names.
 NAMED = 20
 
-OBJECT, OLDER, LATER = 2, 1, 0      # what goes: see relstore_garbage in schema.sql
+OBJECT, OLDER, LATER, SPARED = 2, 1, 0, -1     # what goes: see relstore_garbage in schema.sql
 
 # (what is being done, how much of it is done, of how much or None)
 Progress = Callable[[str, int, int | None], None]
@@ -331,8 +331,9 @@ class Packer:
         oids, since = array('q'), array('q')
         with closing(self._adapter.connect()) as session:
             for page in self._pages(session, self._adapter.last_marked(session)):
-                oids.extend(row[0] for row in page)
-                since.extend(row[2] for row in page)
+                rows = [row for row in page if row[3] != SPARED]
+                oids.extend(row[0] for row in rows)
+                since.extend(row[2] for row in rows)
 
         def known(oid: int, default: int) -> int:
             place = bisect_left(oids, oid)
@@ -542,12 +543,16 @@ class _Doomed:
     def __init__(self):
         self._oids = array('q')
         self._spared: set[int] = set()
-        self._left = array('q')     # of these: those that `next` has not returned
+        self._left = array('q')     # those that `next` has not returned: of these, and of what an earlier run spared
         self.seen: tuple[int, int] | None = None    # (tid, oid) up to which changes were looked at
 
     def add(self, rows: Iterable[tuple[int, int, int, int]]) -> None:
-        """Add rows of the list, in the order of their oids."""
+        """Add rows of the list, in the order of their oids.
+
+        Of what was spared by a run that was interrupted it is not known how far it was followed.
+        """
         self._oids.extend(oid for oid, _, _, goes in rows if goes == OBJECT)
+        self._left.extend(oid for oid, _, _, goes in rows if goes == SPARED)
 
     @property
     def spared(self) -> int:

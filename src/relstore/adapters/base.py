@@ -464,7 +464,7 @@ class Adapter:
         return oid
 
     def spare(self, session: Session, generation: int, oids: Sequence[int]) -> None:
-        """Take objects off the list."""
+        """Let objects of the list stay."""
         session.run(self.sql.spare, (self.oid_list(oids), generation))
 
     def forget_garbage(self, session: Session, generation: int, keep: int) -> int:

@@ -448,6 +448,31 @@ class Door(Suite):
         self.assertFalse(self.exists(cluster.one))
         self.ends()
 
+    def test_interrupted_before_the_door(self):
+        """Some of what was linked is off the list then, and the next pack finds what else it leads to."""
+        step, done = 0, False
+        while not done:
+            linked, control = self.clusters(2)
+            self.pack(prepack_only=True)
+            self.client().link(linked.holder, linked.one)
+
+            def interrupt(n, name, step=step):
+                if n == step:
+                    raise KeyboardInterrupt
+
+            with calls(self.packing, interrupt, ['changes', 'garbage_revisions', 'spare', 'lock_votes']):
+                try:
+                    self.pack(skip_prepack=True)
+                    done = True
+                except KeyboardInterrupt:
+                    step += 1
+            if not done:
+                self.pack(skip_prepack=True)
+            with self.subTest(step):
+                self.assertLessEqual({linked.one, linked.two}, self.ends())
+                self.assertFalse(self.exists(control.one))
+        self.assertGreater(step, 5)
+
 
 class Since(Suite):
     """An older pack time: what goes was garbage then."""
@@ -475,6 +500,23 @@ class Since(Suite):
         with patch.object(pack, 'PRESENT', 0.2), before(self.packing, 'begin_snapshot', lambda: time.sleep(0.3)):
             self.pack(pack_time=time.time())
         self.assertFalse(self.exists(cluster.one))
+
+    def test_linked_and_unlinked_again(self):
+        """A pack that has let it stay does not know since when it is garbage."""
+        cluster, control = self.clusters(2)
+        self.pack(prepack_only=True)
+        client = self.client()
+        client.link(cluster.holder, cluster.one)
+        self.pack(skip_prepack=True)
+        self.assertFalse(self.exists(control.one))
+        pack_time = time.time()
+        client.begin().link(cluster.holder)
+        client.begin().link(cluster.holder, note='the newest')
+        self.pack(pack_time=pack_time)
+        self.assertTrue(self.exists(cluster.one) and self.exists(cluster.two))
+        self.pack()
+        self.assertFalse(self.exists(cluster.one) or self.exists(cluster.two))
+        self.ends()
 
     def test_changed_after_the_pack_time(self):
         """Garbage that somebody still works with stays, with what it refers to."""

@@ -310,7 +310,7 @@ UPDATE {relstore_pack} p, {relstore_sweep} s SET p.progress = 'swept', p.number 
     p.objects = (SELECT count(*) FROM {relstore_garbage} g WHERE g.generation = ? AND g.goes = 2) WHERE p.generation = ?
 
 -- name: spare
-DELETE g FROM {oids} o STRAIGHT_JOIN {relstore_garbage} g ON g.zoid = o.zoid WHERE g.generation = ?
+UPDATE {oids} o STRAIGHT_JOIN {relstore_garbage} g ON g.zoid = o.zoid SET g.goes = -1 WHERE g.generation = ?
 
 -- name: forget_garbage
 DELETE FROM {relstore_garbage} WHERE generation NOT IN (?, ?) LIMIT 10000

@@ -208,7 +208,7 @@ SELECT o.zoid FROM {oids} o LEFT JOIN LATERAL (SELECT zoid FROM {current} WHERE 
 WHERE c.zoid IS NULL LIMIT 100
 
 -- name: spare
-DELETE FROM {relstore_garbage} WHERE zoid = ANY (?::bigint[]) AND generation = ?
+UPDATE {relstore_garbage} SET goes = -1 WHERE zoid = ANY (?::bigint[]) AND generation = ?
 
 -- name: forget_garbage
 DELETE FROM {relstore_garbage} WHERE ctid = ANY (ARRAY(

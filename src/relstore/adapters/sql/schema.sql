@@ -144,8 +144,8 @@ CREATE TABLE {relstore_pack} (
     number      {id} NOT NULL
 );
 
--- What a pack has found. goes: 2, the object, which had this tid; 1, its revisions before this tid; 0, nothing yet.
--- since: when it was first found unreachable, where no history tells.
+-- What a pack has found. goes: 2, the object, which had this tid; 1, its revisions before this tid; 0, nothing yet; -1,
+-- nothing, because it was linked or changed meanwhile. since: when it was first found unreachable, where no history tells.
 -- name: relstore_garbage
 CREATE TABLE {relstore_garbage} (
     generation  {id} NOT NULL,

@@ -46,7 +46,7 @@ ON CONFLICT (zoid) DO UPDATE SET tid = excluded.tid, state_size = excluded.state
     refs = excluded.refs, refs_tid = excluded.refs_tid
 
 -- name: spare
-DELETE FROM {relstore_garbage} WHERE zoid IN (SELECT value FROM json_each(?)) AND generation = ?
+UPDATE {relstore_garbage} SET goes = -1 WHERE zoid IN (SELECT value FROM json_each(?)) AND generation = ?
 
 -- name: forget_garbage
 DELETE FROM {relstore_garbage} WHERE rowid IN (
