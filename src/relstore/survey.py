@@ -165,61 +165,51 @@ class Survey(Packer):
     def fill(self, after: int, upto: int) -> Found:
         """Find out and keep the references that are not known, of the objects of a range."""
         found = Found()
-        with self._database.pool.session() as session:
-            for page in self._all(session, self._adapter.unknown_references, after, upto):
-                rows = []
-                for oid, tid, state in page:
-                    record = self._record(session, oid, tid, state)
-                    if record is None:
-                        continue        # changed or packed in this moment
-                    refs = references(record)
-                    if refs is None:
-                        self._tell(found, oid, tid, 'cannot be read')
-                        found.unreadable += 1
-                        refs = might_refer(record)
-                    rows.append((oid, tid, refs))
-                if rows:
-                    self._adapter.save_references(session, rows)
-                found.revisions += len(page)
-                found.saved += len(rows)
+        for session, page in self._all(found, self._adapter.unknown_references, after, upto):
+            rows = [(oid, tid, refs) for oid, tid, state in page
+                    if (refs := self._references_of(session, found, oid, tid, state)) is not None]
+            if rows:
+                self._adapter.save_references(session, rows)
+            found.saved += len(rows)
         return found
 
     def compare(self, after: int, upto: int) -> Found:
         """Compare the references that are known with the records, of the objects of a range."""
         found = Found()
-        with self._database.pool.session() as session:
-            for page in self._all(session, self._adapter.known_references, after, upto):
-                for oid, tid, stored, kept, state in page:
-                    self._compare(found, oid, tid, {'refs': stored, 'relstore_refs': kept},
-                                  self._record(session, oid, tid, state))
-                found.revisions += len(page)
+        for session, page in self._all(found, self._adapter.known_references, after, upto):
+            for oid, tid, stored, kept, state in page:
+                refs = self._references_of(session, found, oid, tid, state)
+                if refs is not None:
+                    self._compare(found, oid, tid, {'refs': stored, 'relstore_refs': kept}, refs)
         return found
 
-    def _compare(self, found: Found, oid: int, tid: int, known: dict[str, bytes | None], record: bytes | None) -> None:
-        if record is None:
-            return              # changed or packed in this moment
-        refs = references(record)
-        if refs is None:
-            self._tell(found, oid, tid, 'cannot be read')
-            found.unreadable += 1
-            refs = might_refer(record)
+    def _compare(self, found: Found, oid: int, tid: int, known: dict[str, bytes | None], refs: bytes) -> None:
         for where, said in known.items():
             if said is not None and (len(said) % 8 or set(unpack(said)) != set(unpack(refs))):
                 self._tell(found, oid, tid, f'{where} has {_oids(said)}, and the record refers to {_oids(refs)}')
                 found.differences += 1
 
-    def _all(self, session: Session, read: Callable, after: int, upto: int) -> Iterator[list[tuple]]:
-        """Yield all pages of a range."""
+    def _all(self, found: Found, read: Callable, after: int, upto: int) -> Iterator[tuple[Session, list[tuple]]]:
+        """Yield all pages of a range, each with the session that reads them; count their revisions."""
         page = [(after, MAX_TID)]
-        while page:
-            page = read(session, page[-1][:2], upto, ROWS)
-            if page:
-                yield page
+        with self._database.pool.session() as session:
+            while page := read(session, page[-1][:2], upto, ROWS):
+                found.revisions += len(page)
+                yield session, page
 
-    def _record(self, session: Session, oid: int, tid: int, state: bytes | None) -> bytes | None:
+    def _references_of(self, session: Session, found: Found, oid: int, tid: int, state: bytes | None) -> bytes | None:
+        """Return what a record refers to, or may refer to. None: it was changed or packed in this moment."""
         if state is None:
             [state] = self._adapter.load_serial(session, oid, tid) or [None]
-        return self._database.plain(state)
+        record = self._database.plain(state)
+        if record is None:
+            return None
+        refs = references(record)
+        if refs is None:
+            self._tell(found, oid, tid, 'cannot be read')
+            found.unreadable += 1
+            refs = might_refer(record)
+        return refs
 
     def _tell(self, found: Found, oid: int, tid: int, what: str) -> None:
         if len(found.told) < TOLD:
