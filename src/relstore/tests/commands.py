@@ -12,10 +12,24 @@ from persistent.mapping import PersistentMapping
 from ZODB.DB import DB
 
 import relstore
+from relstore.tests.backends import (
+    Psycopg2HistoryFree,
+    Psycopg2HistoryPreserving,
+    PyMySQLHistoryFree,
+    PyMySQLHistoryPreserving,
+    SQLiteHistoryFree,
+    SQLiteHistoryPreserving,
+)
+
+# For what a command has to do with.
+BACKENDS = (SQLiteHistoryPreserving, SQLiteHistoryFree, Psycopg2HistoryPreserving, Psycopg2HistoryFree,
+            PyMySQLHistoryPreserving, PyMySQLHistoryFree)
 
 
 class Commands(unittest.TestCase):
     """Mixed with a backend: `self.config()` is the path of a file that names its database `main`."""
+
+    tested: tuple = ()      # the main function of a command, and what comes before its arguments
 
     def setUp(self):
         super().setUp()
@@ -29,6 +43,17 @@ class Commands(unittest.TestCase):
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             status = main([str(argument) for argument in argv])
         return status, out.getvalue(), err.getvalue()
+
+    def told(self, *argv):
+        """Run the command that is tested; return its exit status and what it wrote to stdout and stderr."""
+        return self.command(*self.tested, *argv)
+
+    def works(self, *argv):
+        """Run the command that is tested; return what it says."""
+        status, out, err = self.told(*argv)
+        self.assertEqual((status, err), (0, ''), out)
+        self.assertTrue(out.isascii(), out)
+        return out
 
     def config(self, *lines, name='main'):
         return self.write(f'{name}.conf', '%import relstore', self.section(*lines, name=name))

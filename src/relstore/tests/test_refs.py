@@ -20,28 +20,13 @@ from relstore import survey
 from relstore.cli.main import main
 from relstore.graph import Graph
 from relstore.references import unpack
-from relstore.tests.backends import (
-    Psycopg2HistoryFree,
-    Psycopg2HistoryPreserving,
-    PyMySQLHistoryFree,
-    PyMySQLHistoryPreserving,
-    SQLiteHistoryFree,
-    SQLiteHistoryPreserving,
-    cases,
-)
-from relstore.tests.commands import Commands, environment
+from relstore.tests.backends import SQLiteHistoryPreserving, cases
+from relstore.tests.commands import BACKENDS, Commands, environment
 from relstore.tests.test_references import Reference, record
 
 
 class Refs(Commands):
-
-    def refs(self, *argv):
-        return self.command(main, 'refs', *argv)
-
-    def works(self, *argv):
-        status, out, err = self.refs(*argv)
-        self.assertEqual((status, err), (0, ''), out)
-        return out
+    tested = main, 'refs'
 
     def execute(self, *statements):
         """Run statements on the database; return the rows of the last."""
@@ -111,7 +96,7 @@ class Fills(Refs):
         refs_tid = '' if self.keep_history else ', refs_tid = tid'
         self.execute((f'UPDATE object_state SET refs = {wrong}{refs_tid} WHERE zoid = {stay[2]}',),
                      (f'UPDATE relstore_refs SET refs = {wrong} WHERE zoid = {go[1]}',), ())
-        status, out, err = self.refs('--jobs', '1', '--check', self.config())
+        status, out, err = self.told('--jobs', '1', '--check', self.config())
         self.assertEqual((status, err), (1, ''))
         self.assertRegex(out, rf'  {stay[2]:#x} \(tid 0x[0-9a-f]+\): refs has 0xbad, and the record refers to nothing')
         self.assertRegex(out, rf'  {go[1]:#x} \(tid 0x[0-9a-f]+\): relstore_refs has 0xbad, and the record')
@@ -144,9 +129,7 @@ class Fills(Refs):
         self.assertIn('  References of 2 revisions', self.works('--jobs', '1', self.config()))
 
 
-cases(globals(), Fills, backends=(
-    SQLiteHistoryPreserving, SQLiteHistoryFree, Psycopg2HistoryPreserving, Psycopg2HistoryFree,
-    PyMySQLHistoryPreserving, PyMySQLHistoryFree))
+cases(globals(), Fills, backends=BACKENDS)
 del Fills
 
 
@@ -157,7 +140,7 @@ class Records(SQLiteHistoryPreserving, Refs):
         # It names the objects 7 and 8, as far as anyone can tell.
         state = f'8003{7:016x}ff{8:016x}'
         self.execute((f"UPDATE object_state SET state = x'{state}', refs = NULL WHERE zoid = {stay[4]}",), ())
-        status, out, _ = self.refs('--jobs', '1', '--check', self.config())
+        status, out, _ = self.told('--jobs', '1', '--check', self.config())
         self.assertEqual(status, 1)
         self.assertRegex(out, rf'  {stay[4]:#x} \(tid 0x[0-9a-f]+\): cannot be read\.\n')
         self.assertIn(' 0 differences, 1 records cannot be read.', out)
@@ -165,7 +148,7 @@ class Records(SQLiteHistoryPreserving, Refs):
         self.assertIn('  References of 1 revisions were found out. 1 cannot be read', out)
         [named] = self.kept().values()
         self.assertLessEqual({7, 8}, named)
-        self.assertEqual(self.refs('--jobs', '1', '--check', self.config())[0], 1)
+        self.assertEqual(self.told('--jobs', '1', '--check', self.config())[0], 1)
 
     def test_large(self):
         with closing(DB(self.open_storage())) as db, db.transaction() as connection:
@@ -179,7 +162,7 @@ class Records(SQLiteHistoryPreserving, Refs):
         self.fill()
         self.execute(("UPDATE object_state SET refs = x'0000000000000bad'",), ())
         with mock.patch('relstore.cli.refs.TOLD', 3):
-            status, out, _ = self.refs('--jobs', '1', '--check', self.config())
+            status, out, _ = self.told('--jobs', '1', '--check', self.config())
         self.assertEqual((status, out.count('0xbad')), (1, 3))
         [count] = re.findall(r'(\d+) differences', out)
         self.assertIn(f'  ... and {int(count) - 3} more.', out)
@@ -197,7 +180,7 @@ class Usage(SQLiteHistoryPreserving, Refs):
             self.assertEqual(caught.exception.code, 2)
 
     def test_refused(self):
-        self.assertEqual(self.refs(self.config())[::2], (2, f'relstore: {self.adapter()} is not there.\n'))
+        self.assertEqual(self.told(self.config())[::2], (2, f'relstore: {self.adapter()} is not there.\n'))
 
     def test_storages_of_another_kind_are_left_out(self):
         self.fill()
@@ -256,7 +239,7 @@ class Killed(SQLiteHistoryPreserving, Refs):
         self.fill()
         self.forget()
         with mock.patch('relstore.cli.refs._work', dies):
-            status, _, err = self.refs('--jobs', '2', self.config())
+            status, _, err = self.told('--jobs', '2', self.config())
         self.assertEqual((status, err), (2, 'relstore: One of the processes has died; what was found out is kept. '
                                             'Start it again.\n'))
 

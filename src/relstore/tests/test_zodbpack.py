@@ -24,36 +24,19 @@ from relstore.cli import databases, progress, zodbpack
 from relstore.cli.main import main as relstore_main
 from relstore.cli.zodbpack import main
 from relstore.errors import ConfigurationError
-from relstore.tests.backends import (
-    Psycopg2HistoryFree,
-    Psycopg2HistoryPreserving,
-    PyMySQLHistoryFree,
-    PyMySQLHistoryPreserving,
-    SQLiteHistoryFree,
-    SQLiteHistoryPreserving,
-    cases,
-)
-from relstore.tests.commands import Commands, environment, oids
+from relstore.tests.backends import SQLiteHistoryPreserving, cases
+from relstore.tests.commands import BACKENDS, Commands, environment, oids
 from relstore.tests.servers import cannot_run
 
 TID = re.compile(r'tid 0x[0-9a-f]{15,16}')
 
 
 class Zodbpack(Commands):
-
-    def zodbpack(self, *argv):
-        return self.command(main, *argv)
-
-    def works(self, *argv):
-        """Run it; return what it says."""
-        status, out, err = self.zodbpack(*argv)
-        self.assertEqual((status, err), (0, ''), out)
-        self.assertTrue(out.isascii(), out)
-        return out
+    tested = main,
 
     def refused(self, *argv):
         """Run it; return the one line in which it says why it could not be done."""
-        status, _, err = self.zodbpack(*argv)
+        status, _, err = self.told(*argv)
         self.assertEqual(status, 2)
         [line] = err.splitlines()
         self.assertTrue(line.startswith('zodbpack: '), line)
@@ -215,7 +198,7 @@ class Packs(Zodbpack):
                 referrer = u64(connection.root()['list'][5]._p_oid)
                 connection.root()['list'][5]['far'] = far
         for more in (), ('pack-gc false',):
-            status, out, err = self.zodbpack('--check-refs-only', self.config(*more))
+            status, out, err = self.told('--check-refs-only', self.config(*more))
             self.assertEqual((status, err), (1, ''))
             name = 'persistent.mapping.PersistentMapping'
             path = f'      0x0 {name}\n      {parent:#x} {name}\n'
@@ -226,9 +209,7 @@ class Packs(Zodbpack):
             self.assertIn('  3 references lead nowhere.', out)
 
 
-cases(globals(), Packs, backends=(
-    SQLiteHistoryPreserving, SQLiteHistoryFree, Psycopg2HistoryPreserving, Psycopg2HistoryFree,
-    PyMySQLHistoryPreserving, PyMySQLHistoryFree))
+cases(globals(), Packs, backends=BACKENDS)
 del Packs
 
 
@@ -244,7 +225,7 @@ class Reports(SQLiteHistoryPreserving, Zodbpack):
         out = self.works('--days', '0', self.config())
         self.assertRegex(out, rf'1 records cannot be read; .*: {stay[-1]:#x} \(tid 0x[0-9a-f]+\)')
         self.execute('DELETE FROM relstore_refs')
-        status, out, _ = self.zodbpack('--check-refs-only', self.config())
+        status, out, _ = self.told('--check-refs-only', self.config())
         self.assertEqual(status, 1)
         self.assertIn('0 references lead nowhere', out)
         self.assertRegex(out, rf'1 records cannot be read: {stay[-1]:#x} ')
@@ -259,7 +240,7 @@ class Reports(SQLiteHistoryPreserving, Zodbpack):
                 lost = PersistentMapping()
                 lost._p_jar, lost._p_oid = connection, p64((1 << 50) + number)
                 step[number] = lost
-        status, out, _ = self.zodbpack('--check-refs-only', self.config())
+        status, out, _ = self.told('--check-refs-only', self.config())
         self.assertEqual(status, 1)
         self.assertIn('  ... and 7 more.', out)
         self.assertIn(f'  {zodbpack.BROKEN + 7} references lead nowhere', out)
