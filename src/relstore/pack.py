@@ -154,7 +154,7 @@ class Packer:
                 'to its end first.')
         log.warning('A pack was interrupted; going on with it.')
         self._sweep(session, pack)
-        log.warning('It has removed %d states more. Now for this one.', self.report.states)
+        log.warning('States that it has removed now: %d. Now for this one.', self.report.states)
         self.report, self._doomed = Report(gc=self._options.pack_gc), None
 
     def _unfinished(self, session: Session) -> Pack | None:
@@ -377,7 +377,8 @@ class Packer:
         keep = generation if report.gc else adapter.last_marked(session)
         while adapter.forget_garbage(session, generation, keep):
             time.sleep(adapter.pause)
-        log.info('%d objects may go, older revisions of %d; %d later.', report.objects, report.older, report.later)
+        log.info('Objects that may go: %d; that lose older revisions: %d; that may go later: %d.', report.objects,
+                 report.older, report.later)
         return Pack(generation, report.pack_tid, report.marked_tid, report.gc, progress, token, report.objects)
 
     # Sweep --------------------------------------------------------------------------------------------------------

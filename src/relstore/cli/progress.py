@@ -83,8 +83,15 @@ def duration(seconds: float) -> str:
     return f'{minutes} min' if minutes < 120 else f'{minutes // 60} h {minutes % 60} min'
 
 
+def counted(number: int, one: str, more: str = '') -> str:
+    """Return a number with what it counts: `more` of them, by default `one` with an s."""
+    return f'{number:,} {one if number == 1 else more or one + "s"}'
+
+
 def size(count: int) -> str:
     """Return a number of bytes in a unit that suits it."""
+    if count == 1:
+        return '1 byte'
     for unit, digits in ('bytes', 0), ('kB', 1), ('MB', 1):
         if count < 1000 or unit == 'MB' and count < 10_000:
             return f'{count:,.{digits}f} {unit}'

@@ -15,7 +15,7 @@ from itertools import islice
 from ZODB.POSException import POSError
 
 from relstore.cli import databases
-from relstore.cli.progress import progress
+from relstore.cli.progress import counted, progress
 from relstore.errors import Unavailable
 from relstore.storage import RelStore
 from relstore.survey import RANGE, TOLD, Found, Survey
@@ -72,11 +72,12 @@ def _one(args: Namespace, number: int, named: databases.Named) -> int:
     if found.differences + found.unreadable > len(told):
         print(f'  ... and {found.differences + found.unreadable - len(told):,} more.')
     if args.check:
-        print(f'  {found.revisions:,} revisions compared: {found.differences:,} differences, {found.unreadable:,} '
-              'records cannot be read.')
+        print(f'  {counted(found.revisions, "revision")} compared: {counted(found.differences, "difference")}, '
+              f'{counted(found.unreadable, "record")} cannot be read.')
         return 1 if found.differences or found.unreadable else 0
-    print(f'  References of {found.saved:,} revisions were found out. {found.unreadable:,} cannot be read, and '
-          'are taken to refer to all that they may name.')
+    guessed = '; what may be a reference there is taken for one' if found.unreadable else ''
+    print(f'  References of {counted(found.saved, "revision")} were found out. '
+          f'{counted(found.unreadable, "record")} cannot be read{guessed}.')
     return 0
 
 
@@ -86,7 +87,7 @@ def _tell_referrers(storage: RelStore, oid: int) -> int:
         for referrer in Survey(storage.database, tell).referrers(oid):
             print(f'  {referrer.oid:#x} {referrer.class_name or "?"} (tid {referrer.tid:#x})')
             count += 1
-    print(f'  {count:,} objects refer to {oid:#x}.')
+    print(f'  {counted(count, "object refers", "objects refer")} to {oid:#x}.')
     return 0
 
 

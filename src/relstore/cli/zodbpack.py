@@ -15,7 +15,7 @@ from ZODB.utils import p64
 
 from relstore.cli import databases
 from relstore.cli.errors import INTERRUPTED, run
-from relstore.cli.progress import duration, progress, size
+from relstore.cli.progress import counted, duration, progress, size
 from relstore.errors import ConfigurationError
 from relstore.pack import LATER, OBJECT, Report
 from relstore.storage import RelStore
@@ -138,37 +138,40 @@ def _pack_time(days: float, storage: RelStore) -> float:
 
 
 def _tell_what_went(report: Report) -> None:
-    transactions = f', {report.transactions:,} transactions' if report.transactions else ''
-    print(f'  Removed: {report.states:,} states, {size(report.bytes)}{transactions}.')
+    transactions = f', {counted(report.transactions, "transaction")}' if report.transactions else ''
+    print(f'  Removed: {counted(report.states, "state")}, {size(report.bytes)}{transactions}.')
     if report.objects or report.older:
         print(f'  They were of {_going(report)}.')
     if report.spared:
-        print(f'  {report.spared:,} objects stay, because they were linked or changed since.')
+        stay = counted(report.spared, 'object stays, because it was', 'objects stay, because they were')
+        print(f'  {stay} linked or changed since.')
     print(f'  Nobody could vote for {duration(report.locked)} in all, {duration(report.longest_lock)} at most. '
-          f'{report.steps:,} steps, the longest {duration(report.longest_step)}.')
+          f'{counted(report.steps, "step")}, the longest {duration(report.longest_step)}.')
 
 
 def _going(report: Report) -> str:
-    return (f'{report.objects - report.spared:,} objects that go as a whole, and {report.older:,} objects that lose '
-            'older revisions')
+    whole = counted(report.objects - report.spared, 'object that goes', 'objects that go')
+    older = counted(report.older, 'object that loses', 'objects that lose')
+    return f'{whole} as a whole, and {older} older revisions'
 
 
 def _tell_more(args: argparse.Namespace, report: Report) -> None:
     if report.later:
         when = 'after the next pack that is no dry run' if report.listed else 'from now'
         days = f'{args.days:g} days' if args.days != 1 else '1 day'
-        print(f'  {report.later:,} objects are unreachable, but nobody knows for how long: with --days {args.days:g} '
-              f'they can be removed {days} {when}, with --days 0 at once.')
+        print(f'  {counted(report.later, "object is", "objects are")} unreachable, but nobody knows for how long: '
+              f'with --days {args.days:g} {"it" if report.later == 1 else "they"} can be removed {days} {when}, '
+              'with --days 0 at once.')
     if report.unreadable:
         examples = ', '.join(f'{oid:#x} (tid {tid:#x})' for oid, tid in report.examples)
-        print(f'  {report.unreadable:,} records cannot be read; they are taken to refer to all that they may name: '
-              f'{examples}')
+        print(f'  {counted(report.unreadable, "record")} cannot be read; what may be a reference there is taken for '
+              f'one: {examples}')
     print('  Time: ' + ', '.join(f'{phase} {duration(seconds)}' for phase, seconds in report.seconds.items()))
 
 
 def _tell_what_would_go(report: Report, sizes: dict[str, ClassSize]) -> None:
     states, weight = sum(of.states for of in sizes.values()), sum(of.bytes for of in sizes.values())
-    print(f'  Would go: {states:,} states, {size(weight)}.')
+    print(f'  Would go: {counted(states, "state")}, {size(weight)}.')
     print(f'  They are of {_going(report)}.')
     if not sizes:
         return
@@ -178,8 +181,9 @@ def _tell_what_would_go(report: Report, sizes: dict[str, ClassSize]) -> None:
         for name, of in rows[:CLASSES])])
     if len(rows) > CLASSES:
         rest = [of for _, of in rows[CLASSES:]]
-        print(f'  ... and {len(rest):,} more classes: {sum(of.bytes for of in rest):,} bytes, '
-              f'{sum(of.states for of in rest):,} states, {sum(of.objects for of in rest):,} objects.')
+        print(f'  ... and {counted(len(rest), "more class", "more classes")}: '
+              f'{counted(sum(of.bytes for of in rest), "byte")}, {counted(sum(of.states for of in rest), "state")}, '
+              f'{counted(sum(of.objects for of in rest), "object")}.')
 
 
 def _table(rows: list[tuple[str, ...]]) -> None:
@@ -213,8 +217,9 @@ def _check(args: argparse.Namespace, storage: RelStore) -> int:
         print(f'  ... and {more:,} more.')
     if report.unreadable:
         examples = ', '.join(f'{oid:#x} (tid {tid:#x})' for oid, tid in report.examples)
-        print(f'  {report.unreadable:,} records cannot be read: {examples}')
-    print(f'  {len(shown) + more:,} references lead nowhere. {report.revisions:,} revisions were looked at.')
+        print(f'  {counted(report.unreadable, "record")} cannot be read: {examples}')
+    nowhere = counted(len(shown) + more, 'reference leads', 'references lead')
+    print(f'  {nowhere} nowhere. {counted(report.revisions, "revision was", "revisions were")} looked at.')
     return 1 if shown or report.unreadable else 0
 
 
@@ -225,7 +230,7 @@ def _tell_broken(broken: Dangling, path: list[int], names: dict[int, str]) -> No
     some = _some(path)
     for number, oid in enumerate(some):
         if number == STEPS // 2 and len(some) < len(path):
-            print(f'      ... {len(path) - len(some):,} more objects ...')
+            print(f'      ... {counted(len(path) - len(some), "more object")} ...')
         print(f'      {oid:#x} {names.get(oid) or "?"}')
 
 

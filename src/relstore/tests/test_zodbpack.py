@@ -1,6 +1,7 @@
 """zodbpack as its user runs it: what it removes, what it tells, and how it fails."""
 import contextlib
 import importlib.util
+import io
 import os
 import pty
 import re
@@ -24,6 +25,7 @@ from relstore.cli import databases, progress, zodbpack
 from relstore.cli.main import main as relstore_main
 from relstore.cli.zodbpack import main
 from relstore.errors import ConfigurationError
+from relstore.pack import Report
 from relstore.tests.backends import SQLiteHistoryPreserving, cases
 from relstore.tests.commands import BACKENDS, Commands, environment, oids
 from relstore.tests.servers import cannot_run
@@ -73,7 +75,7 @@ class Packs(Zodbpack):
         self.assertEqual(removed, 6 + 5 * self.keep_history)
         self.assertIn(f'Removed: {removed} states, ', out)
         self.assertIn(f'They were of 6 objects that go as a whole, and {2 * self.keep_history} objects that lose', out)
-        self.assertRegex(out, r'Nobody could vote for [\d.]+ m?s in all, [\d.]+ m?s at most\. \d+ steps')
+        self.assertRegex(out, r'Nobody could vote for [\d.]+ m?s in all, [\d.]+ m?s at most\. (1 step|\d+ steps), ')
         self.assertRegex(out, r'On disk: [\d.,]+ [kMG]B before, [\d.,]+ [kMG]B now\. .*(VACUUM|OPTIMIZE TABLE)')
         self.assertRegex(out, r'Time: reading .*, removing ')
 
@@ -223,12 +225,12 @@ class Reports(SQLiteHistoryPreserving, Zodbpack):
         stay, go = self.fill()
         self.execute("UPDATE object_state SET state = x'80036e6f', refs = NULL WHERE zoid = ?", stay[-1])
         out = self.works('--days', '0', self.config())
-        self.assertRegex(out, rf'1 records cannot be read; .*: {stay[-1]:#x} \(tid 0x[0-9a-f]+\)')
+        self.assertRegex(out, rf'  1 record cannot be read; .*: {stay[-1]:#x} \(tid 0x[0-9a-f]+\)')
         self.execute('DELETE FROM relstore_refs')
         status, out, _ = self.told('--check-refs-only', self.config())
         self.assertEqual(status, 1)
         self.assertIn('0 references lead nowhere', out)
-        self.assertRegex(out, rf'1 records cannot be read: {stay[-1]:#x} ')
+        self.assertRegex(out, rf'  1 record cannot be read: {stay[-1]:#x} ')
 
     def test_the_table_and_the_paths_are_bounded(self):
         """Many classes, many references that lead nowhere, and a long way to them."""
@@ -589,5 +591,17 @@ class Lines(unittest.TestCase):
     def test_units(self):
         self.assertEqual([progress.duration(seconds) for seconds in (0.0012, 5, 99, 600, 9000)],
                          ['1.2 ms', '5.0 s', '99.0 s', '10 min', '2 h 30 min'])
-        self.assertEqual([progress.size(count) for count in (0, 999, 1500, 2_500_000, 5e9, 5e10)],
-                         ['0 bytes', '999 bytes', '1.5 kB', '2.5 MB', '5,000.0 MB', '50.0 GB'])
+        self.assertEqual([progress.size(count) for count in (0, 1, 999, 1500, 2_500_000, 5e9, 5e10)],
+                         ['0 bytes', '1 byte', '999 bytes', '1.5 kB', '2.5 MB', '5,000.0 MB', '50.0 GB'])
+        self.assertEqual([progress.counted(number, 'class', 'classes') for number in (0, 1, 2000)],
+                         ['0 classes', '1 class', '2,000 classes'])
+
+    def test_one_of_each(self):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            zodbpack._tell_what_went(Report(objects=2, older=1, spared=1, states=1, bytes=1, transactions=1, steps=1))
+        self.assertEqual(out.getvalue().splitlines(), [
+            '  Removed: 1 state, 1 byte, 1 transaction.',
+            '  They were of 1 object that goes as a whole, and 1 object that loses older revisions.',
+            '  1 object stays, because it was linked or changed since.',
+            '  Nobody could vote for 0.0 ms in all, 0.0 ms at most. 1 step, the longest 0.0 ms.'])
