@@ -10,11 +10,13 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import queue
 import re
 import shutil
 import signal
 import sqlite3
 import tempfile
+import threading
 import time
 import zlib
 from binascii import hexlify
@@ -37,10 +39,11 @@ from ZODB.utils import p64, u64, z64
 import relstore
 from relstore import commit, pack
 from relstore.adapters.base import Adapter
-from relstore.errors import ConfigurationError, Disconnected, LockTimeout, Unavailable
+from relstore.errors import ConfigurationError, Disconnected, LockTimeout, OutcomeUnknown, Unavailable
 from relstore.references import references
 from relstore.session import Session
 from relstore.tests.backends import (
+    THOROUGH,
     Backend,
     MySQLdbHistoryFree,
     MySQLdbHistoryPreserving,
@@ -53,7 +56,14 @@ from relstore.tests.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
-from relstore.tests.servers import DurableLayer, MemcachedServer, memcached_program, require_postgresql
+from relstore.tests.servers import (
+    DurableLayer,
+    DurableMariaDBLayer,
+    MemcachedServer,
+    memcached_program,
+    require_mariadb,
+    require_postgresql,
+)
 from relstore.tests.test_storage import MVCCHexStorage
 
 BACKENDS = (SQLiteHistoryPreserving, SQLiteHistoryFree, Psycopg2HistoryPreserving, Psycopg2HistoryFree,
@@ -67,6 +77,8 @@ STEPS = (
     'forget_transactions', 'end_sweep', 'swept', 'last_tid', 'writes_alone', 'meta', 'has_tid')
 # And what of that while it keeps everybody from voting.
 AT_THE_DOOR = 'changes', 'garbage_revisions', 'spare', 'start_sweep', 'end_sweep'
+# Messages of a pack that change something.
+CHANGES = re.compile(r'(?m)^(INSERT|UPDATE|DELETE|COMMIT)\b|relstore_(sweep|forget)_\d+')
 
 
 class Ref:
@@ -209,6 +221,32 @@ class Suite(TestCase):
 
     def run_sql(self, sql: str) -> None:
         self.site._pool.attempt(lambda session: session.run(sql))
+
+    def undo(self, *tids: bytes, keep: bool = True) -> bool:
+        """Undo transactions in one; see that all is there, and undo that again. Return whether it could be done."""
+        view = self.site.new_instance()
+        try:
+            txn = TransactionMetaData()
+            view.tpc_begin(txn)
+            try:
+                for tid in tids:
+                    view.undo(tid, txn)
+            except UndoError:
+                if keep:
+                    raise
+                return False        # a later one changed it
+            view.tpc_vote(txn)
+            undone = view.tpc_finish(txn)
+            self.ends()
+            txn = TransactionMetaData()
+            view.tpc_begin(txn)
+            view.undo(undone, txn)
+            view.tpc_vote(txn)
+            view.tpc_finish(txn)
+            self.ends()
+            return True
+        finally:
+            view.release()
 
     def pack(self, storage: relstore.RelStore | None = None, pack_time: float | None = None, **options) -> pack.Report:
         return (storage or self.storage).pack(pack_time, **options)
@@ -790,32 +828,6 @@ class Field(Suite):
             for tid in offered:
                 undone += self.undo(tid, keep=False)
             self.assertGreaterEqual(undone, len(offered))
-
-    def undo(self, *tids: bytes, keep: bool = True) -> bool:
-        """Undo transactions in one; see that all is there, and undo that again. Return whether it could be done."""
-        view = self.site.new_instance()
-        try:
-            txn = TransactionMetaData()
-            view.tpc_begin(txn)
-            try:
-                for tid in tids:
-                    view.undo(tid, txn)
-            except UndoError:
-                if keep:
-                    raise
-                return False        # a later one changed it
-            view.tpc_vote(txn)
-            undone = view.tpc_finish(txn)
-            self.ends()
-            txn = TransactionMetaData()
-            view.tpc_begin(txn)
-            view.undo(undone, txn)
-            view.tpc_vote(txn)
-            view.tpc_finish(txn)
-            self.ends()
-            return True
-        finally:
-            view.release()
 
     def test_blob_chunks(self):
         """They go with their states, where there is a foreign key that sees to it, and where there is none."""
@@ -1505,28 +1517,113 @@ class Copied(Suite):
 
 
 class ServerKilled(Suite):
-    """SIGKILL of all its processes at some of the steps."""
+    """SIGKILL of all its processes, before a message of a pack to it."""
 
-    def test_server_is_killed(self):
-        """What is not removed by then is removed by the next pack, and nothing else."""
-        for step, nth in ('add_garbage', 0), ('lock_votes', 0), ('sweep', 0), ('garbage_end', 1), ('end_sweep', 0):
-            linked, control = self.clusters(2)
+    def test_server_is_killed_at_each_step(self):
+        """It is consistent, what was committed before is there, and the next pack completes.
 
-            def crash():
+        Where THOROUGH before each message, else before each that changes something, and the one after them.
+        """
+        messages: list[str] = []
+        self.prepare_and_sweep(*self.new_site(), messages.append)
+        changes = [n for n, message in enumerate(messages) if CHANGES.search(message)]
+        self.assertGreater(len(changes), 10, messages)
+        unfinished = 0
+        for step in range(len(messages)) if THOROUGH else [*changes, changes[-1] + 1]:
+            linked, control, kept, pack_time = self.new_site()
+            told = itertools.count()
+
+            def tell(message, step=step, told=told):
+                if next(told) == step:
+                    self.server.kill()
+                    self.server.start()
+
+            with self.subTest(step=step, message=messages[step]):
+                with suppress(Unavailable, Disconnected):
+                    self.prepare_and_sweep(linked, control, kept, pack_time, tell)
+                self.assertGreater(next(told), step)
+                client = self.client()
+                self.assertLessEqual({linked.holder, control.holder}, reachable(self.site))
+                self.assertEqual(client.view.load(control.holder), (record(note='kept'), kept))
+                _, generation = self.site._pool.attempt(self.site._adapter.sweep_state)
+                unfinished += generation != 0
+                with suppress(ConflictError, POSKeyError):
+                    client.link(linked.holder, linked.one, note='again')
+                if self.keep_history:
+                    self.undo(kept)
+                self.pack()
+                self.assertEqual(self.objects(), set(map(u64, self.ends())))
+                self.assertFalse(self.exists(control.one) or self.exists(control.two))
+                left = self.pack(dry_run=True)
+                self.assertEqual((left.objects, left.older, left.later), (0, 0, 0))
+        self.assertGreater(unfinished, 2)
+
+    def new_site(self) -> tuple[Cluster, Cluster, bytes, float | None]:
+        """Return two clusters, the tid of a commit after the pack time, and that; references of one are not known."""
+        linked, control = self.clusters(2)
+        unlinked = self.storage.lastTransaction()
+        self.run_sql(f'UPDATE object_state SET refs = NULL WHERE zoid = {u64(control.one)}')
+        kept = self.client().link(control.holder, note='kept')
+        return linked, control, kept, (timestamp(unlinked) + timestamp(kept)) / 2 if self.keep_history else None
+
+    def prepare_and_sweep(
+        self, linked: Cluster, control: Cluster, kept: bytes, pack_time: float | None, tell: Callable[[str], None]
+    ) -> None:
+        """Pack in two phases, and link a cluster between them. Tell each message of the packs before it is sent."""
+        do = Session._do
+
+        def send(session, act, *arguments):
+            tell(next((argument for argument in arguments if isinstance(argument, str)), act.__name__))
+            return do(session, act, *arguments)
+
+        with patch.object(Session, '_do', send):
+            self.pack(pack_time=pack_time, prepack_only=True)
+        self.client().link(linked.holder, linked.one)
+        with patch.object(Session, '_do', send):
+            self.assertEqual(self.pack(skip_prepack=True).spared, 2)
+
+    def test_server_is_killed_while_others_commit(self):
+        """What they were told is committed is there, and whatever it refers to."""
+        for step, nth in ('end_marking', 0), ('lock_votes', 0), ('garbage_end', 1):
+            [control] = self.clusters(1)
+            committed: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+            known, restarted = [], threading.Event()
+
+            def crash(committed=committed, known=known, restarted=restarted):
+                known += [committed.get(timeout=60) for _ in range(3)]
                 self.server.kill()
                 self.server.start()
+                restarted.set()
 
-            with self.subTest(step), before(self.packing, step, crash, nth), \
-                    patch.dict(globals(), AT_THE_DOOR=()), self.assertRaises((Unavailable, Disconnected)):
+            writer = threading.Thread(target=self.commit_until, args=(restarted, control.holder, committed))
+            with self.subTest(step):
+                writer.start()
+                with before(self.packing, step, crash, nth), suppress(Unavailable, Disconnected):
+                    self.pack()
+                writer.join()
+                while not committed.empty():
+                    known.append(committed.get())
+                self.assertGreater(len(known), 2)
+                self.assertLessEqual(set(known), self.ends())
                 self.pack()
-            self.ends()
-            client = self.client()
-            with suppress(ConflictError, POSKeyError, Unavailable):
-                client.link(linked.holder, linked.one)
-            self.ends()
-            self.pack()
-            self.assertFalse(self.exists(control.one) or self.exists(control.two))
-            self.ends()
+                self.assertLessEqual(set(known), self.ends())
+                self.assertEqual(self.objects(), set(map(u64, self.ends())))
+                self.assertFalse(self.exists(control.one) or self.exists(control.two))
+
+    def commit_until(self, over: threading.Event, holder: bytes, committed: queue.SimpleQueue) -> None:
+        """Add one object after the other to a chain, until a commit fails; put in a queue what was acknowledged."""
+        with closing(self.open_storage()) as storage, suppress(Unavailable, OutcomeUnknown):
+            client, last = Client(storage), ()
+            while not over.is_set():
+                new = storage.new_oid()
+                client.finish(client.vote((holder, record(new)), (new, record(*last))))
+                committed.put(new)
+                last = (new,)
+                client.begin()
+
+    def objects(self) -> set[int]:
+        rows = self.site._pool.attempt(lambda session: session.all('SELECT zoid FROM object_state'))
+        return {oid for oid, in rows}
 
 
 class Pooled(TestCase):
@@ -1556,26 +1653,47 @@ def transaction_of(view: relstore.RelStore, tid: bytes | None = None) -> Iterato
         view.afterCompletion()
 
 
-class DurableHistoryPreserving(Backend):
+class DurablePostgreSQLHistoryPreserving(Backend):
     """On a PostgreSQL of our own, that may be killed."""
     layer = DurableLayer
 
     def setUp(self):
         require_postgresql(self)
-        self.server = self.layer.server
-        self._dsn = self.server.create_database(f'pack_{"hp" if self.keep_history else "hf"}')
+        self.server, name = self.layer.server, f'pack_{"hp" if self.keep_history else "hf"}'
+        self._dsn = self.server.create_database(name)
+        self.addCleanup(self.server.drop_database, name)
         super().setUp()
 
     def adapter(self, name='main'):
         return relstore.PostgreSQL(self._dsn)
 
 
-class DurableHistoryFree(DurableHistoryPreserving):
+class DurablePostgreSQLHistoryFree(DurablePostgreSQLHistoryPreserving):
+    keep_history = False
+
+
+class DurableMariaDBHistoryPreserving(Backend):
+    """On a MariaDB of our own, that may be killed."""
+    layer = DurableMariaDBLayer
+
+    def setUp(self):
+        require_mariadb(self)
+        self.server, name = self.layer.server, f'pack_{"hp" if self.keep_history else "hf"}'
+        self._arguments = self.server.create_database(name)
+        self.addCleanup(self.server.drop_database, name)
+        super().setUp()
+
+    def adapter(self, name='main'):
+        return relstore.MySQL(**self._arguments, driver='pymysql')
+
+
+class DurableMariaDBHistoryFree(DurableMariaDBHistoryPreserving):
     keep_history = False
 
 
 cases(globals(), Interleaved, Door, Since, Memory, Field, Records, Killed, Together, Limits, backends=BACKENDS)
-cases(globals(), ServerKilled, backends=(DurableHistoryPreserving, DurableHistoryFree))
+cases(globals(), ServerKilled, backends=(DurablePostgreSQLHistoryPreserving, DurablePostgreSQLHistoryFree,
+                                        DurableMariaDBHistoryPreserving, DurableMariaDBHistoryFree))
 cases(globals(), Copied, backends=BACKENDS[:2])
 cases(globals(), Pooled, backends=(Psycopg2PooledHistoryPreserving, Psycopg3PooledHistoryFree))
 del Suite, Interleaved, Door, Since, Memory, Field, Records, Killed, Together, Limits, Copied, ServerKilled, Pooled

@@ -18,6 +18,7 @@ from relstore.tests.servers.memcached import (
     require_memcached,
 )
 from relstore.tests.servers.mysql import (
+    DurableMariaDBLayer,
     MariaDBLayer,
     MariaDBServer,
     MySQLDatabases,
@@ -51,10 +52,10 @@ from relstore.tests.servers.processes import (
 from relstore.tests.servers.server import Server, SharedServer, cannot_run
 
 __all__ = [
-    'DurableLayer', 'GarblingProxy', 'MariaDBLayer', 'MariaDBServer', 'MemcachedLayer', 'MemcachedServer',
-    'MySQLDatabases', 'MySQLLayer', 'MySQLServer', 'PgBouncerLayer', 'PgBouncerServer', 'PostgreSQLLayer',
-    'PostgreSQLServer', 'Server', 'SharedServer', 'StagingMySQL', 'StagingPostgreSQL', 'StandbyServer', 'cannot_run',
-    'children_of',
+    'DurableLayer', 'DurableMariaDBLayer', 'GarblingProxy', 'MariaDBLayer', 'MariaDBServer', 'MemcachedLayer',
+    'MemcachedServer', 'MySQLDatabases', 'MySQLLayer', 'MySQLServer', 'PgBouncerLayer', 'PgBouncerServer',
+    'PostgreSQLLayer', 'PostgreSQLServer', 'Server', 'SharedServer', 'StagingMySQL', 'StagingPostgreSQL',
+    'StandbyServer', 'cannot_run', 'children_of',
     'directory_open_to_all', 'free_port', 'kill_and_wait', 'mariadb_programs', 'memcached_program',
     'mysql_unavailable', 'open_process', 'pgbouncer_program', 'postgresql_programs', 'require_mariadb',
     'require_memcached', 'require_mysql', 'require_pgbouncer', 'require_postgresql', 'unprivileged_user',

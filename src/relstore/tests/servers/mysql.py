@@ -286,3 +286,25 @@ def _find_mysql() -> MySQLServer | None:
 
 MariaDBLayer = SharedServer('MariaDBLayer', __name__, _find_mariadb, require_mariadb)
 MySQLLayer = SharedServer('MySQLLayer', __name__, _find_mysql, require_mysql)
+
+
+class DurableMariaDBLayer:
+    """A layer of zope.testrunner: a server of our own that keeps what it has acknowledged, for tests that kill it.
+
+    What nobody waits for stays off the disk for long, as in DurableLayer.
+    """
+
+    server: MariaDBServer | None = None
+    settings = {'innodb_flush_log_at_timeout': 2700, 'innodb_max_dirty_pages_pct': 99}
+
+    @classmethod
+    def setUp(cls) -> None:
+        if mariadb_programs():
+            cls.server = MariaDBServer(cls.settings, durable=True)
+            cls.server.start()
+
+    @classmethod
+    def tearDown(cls) -> None:
+        if cls.server is not None:
+            cls.server.stop()
+            cls.server = None
