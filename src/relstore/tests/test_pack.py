@@ -15,6 +15,7 @@ import re
 import shutil
 import signal
 import sqlite3
+import subprocess
 import tempfile
 import threading
 import time
@@ -68,6 +69,7 @@ from relstore.tests.test_storage import MVCCHexStorage
 
 BACKENDS = (SQLiteHistoryPreserving, SQLiteHistoryFree, Psycopg2HistoryPreserving, Psycopg2HistoryFree,
             MySQLdbHistoryPreserving, MySQLdbHistoryFree)
+README = Path(__file__).parents[3] / 'README.txt'
 FORK = multiprocessing.get_context('fork')
 # What a Packer asks of its adapter.
 STEPS = (
@@ -1453,16 +1455,33 @@ class Copied(Suite):
     """What was prepared on a copy of the database is used on the original, if it fits."""
 
     def copy(self) -> relstore.RelStore:
-        shutil.copytree(self._directory / 'main', self._directory / 'copy')
+        if isinstance(self, SQLiteBackend):
+            shutil.copytree(self._directory / 'main', self._directory / 'copy')
+        else:
+            self.adapter('copy')
+            self.in_shell(self.copying)
         return self.opened('copy')
 
     def bring_back(self) -> None:
+        """As the documentation says."""
+        if not isinstance(self, SQLiteBackend):
+            blocks = re.findall('(?m)(?:^ {4}.*\n)+', README.read_text())
+            [commands] = [block for block in blocks if 'relstore_garbage' in block and self.program in block]
+            self.in_shell(commands)
+            return
         with closing(sqlite3.connect(self._directory / 'main' / 'main.sqlite3')) as connection:
             connection.execute('ATTACH ? AS copy', (str(self._directory / 'copy' / 'main.sqlite3'),))
             with connection:
                 for table in 'relstore_pack', 'relstore_garbage':
                     connection.execute(f'DELETE FROM {table}')
                     connection.execute(f'INSERT INTO {table} SELECT * FROM copy.{table}')
+
+    def in_shell(self, commands: str) -> None:
+        """Run what an operator would. ORIGINAL and COPY lead to the databases."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(('PG', 'MYSQL'))} | {
+            'ORIGINAL': self.address('main'), 'COPY': self.address('copy'), 'HOME': tempfile.gettempdir()}
+        subprocess.run(
+            ['bash', '-euo', 'pipefail', '-c', commands], check=True, env=environment, stdout=subprocess.DEVNULL)
 
     def test_original_went_on(self):
         linked, changed, control = self.clusters(3)
@@ -1508,12 +1527,54 @@ class Copied(Suite):
         client.begin()
         self.ends()
 
+    def test_original_was_packed_meanwhile(self):
+        """To another time, and more became garbage, or is it no longer."""
+        linked, garbage, control = self.clusters(3)
+        copy = self.copy()
+        copy.pack(None, prepack_only=True)
+        client = self.client()
+        client.link(linked.holder, linked.one)
+        client.begin().link(z64, linked.holder, garbage.holder)
+        self.pack()
+        self.bring_back()
+        tables = self.tables()
+        self.pack(skip_prepack=True)
+        self.assertEqual(self.tables(), tables)
+        self.assertLessEqual({linked.one, linked.two}, self.ends())
+        self.assertFalse(self.exists(control.one) or self.exists(garbage.one))
+        client.begin().link(linked.holder)
+        self.pack()
+        self.assertFalse(self.exists(linked.one))
+        self.ends()
+
+    def tables(self) -> list[list[tuple]]:
+        """Return all that a pack may remove."""
+        names = ['object_state', 'current_object'] if self.keep_history else ['object_state']
+        return [self.site._pool.attempt(lambda session, name=name: session.all(f'SELECT * FROM {name} ORDER BY 1, 2'))
+                for name in names]
+
     def test_used_once(self):
         self.clusters(1)
         self.pack(prepack_only=True)
         self.pack(skip_prepack=True)
         with self.assertRaisesRegex(ConfigurationError, 'run a pre-pack'):
             self.pack(skip_prepack=True)
+
+    def test_used_twice(self):
+        """Brought back once more, there is nothing in it that could still go."""
+        linked, control, _ = self.clusters(3)
+        self.copy().pack(None, prepack_only=True)
+        client = self.client()
+        client.link(linked.holder, linked.one)
+        self.bring_back()
+        report = self.pack(skip_prepack=True)
+        self.assertEqual(report.spared, 2)
+        self.assertFalse(self.exists(control.one) or self.exists(control.two))
+        client.begin().link(control.holder, linked.one)
+        client.begin().link(linked.holder)
+        self.bring_back()
+        self.assertEqual(self.pack(skip_prepack=True).states, 0)
+        self.assertLessEqual({linked.one, linked.two}, self.ends())
 
 
 class ServerKilled(Suite):
@@ -1653,47 +1714,62 @@ def transaction_of(view: relstore.RelStore, tid: bytes | None = None) -> Iterato
         view.afterCompletion()
 
 
-class DurablePostgreSQLHistoryPreserving(Backend):
-    """On a PostgreSQL of our own, that may be killed."""
-    layer = DurableLayer
+class DurableBackend(Backend):
+    """On a server of our own, that may be killed, with its programs."""
+    require: Callable[[TestCase], None]
+    # What copies the database ORIGINAL into the empty one COPY, and what is in the documentation's commands.
+    copying = program = ''
 
     def setUp(self):
-        require_postgresql(self)
-        self.server, name = self.layer.server, f'pack_{"hp" if self.keep_history else "hf"}'
-        self._dsn = self.server.create_database(name)
-        self.addCleanup(self.server.drop_database, name)
+        type(self).require(self)
+        self.server, self._databases = self.layer.server, {}
         super().setUp()
 
+    def arguments(self, name: str) -> str | dict:
+        """Return where a database is that is made when this test first names it."""
+        database = f'{name}_{"hp" if self.keep_history else "hf"}'
+        if name not in self._databases:
+            self._databases[name] = self.server.create_database(database)
+            self.addCleanup(self.server.drop_database, database)
+        return self._databases[name]
+
+
+class DurablePostgreSQLHistoryPreserving(DurableBackend):
+    layer, require = DurableLayer, staticmethod(require_postgresql)
+    copying, program = 'pg_dump --format=custom "$ORIGINAL" | pg_restore --dbname="$COPY"', 'pg_dump'
+
     def adapter(self, name='main'):
-        return relstore.PostgreSQL(self._dsn)
+        return relstore.PostgreSQL(self.arguments(name))
+
+    def address(self, name: str) -> str:
+        return self.arguments(name)
 
 
 class DurablePostgreSQLHistoryFree(DurablePostgreSQLHistoryPreserving):
     keep_history = False
 
 
-class DurableMariaDBHistoryPreserving(Backend):
-    """On a MariaDB of our own, that may be killed."""
-    layer = DurableMariaDBLayer
-
-    def setUp(self):
-        require_mariadb(self)
-        self.server, name = self.layer.server, f'pack_{"hp" if self.keep_history else "hf"}'
-        self._arguments = self.server.create_database(name)
-        self.addCleanup(self.server.drop_database, name)
-        super().setUp()
+class DurableMariaDBHistoryPreserving(DurableBackend):
+    layer, require = DurableMariaDBLayer, staticmethod(require_mariadb)
+    copying, program = 'mariadb-dump --single-transaction $ORIGINAL | mariadb $COPY', 'mariadb-dump'
 
     def adapter(self, name='main'):
-        return relstore.MySQL(**self._arguments, driver='pymysql')
+        return relstore.MySQL(**self.arguments(name), driver='pymysql')
+
+    def address(self, name: str) -> str:
+        arguments = self.arguments(name)
+        return f'--user=root --socket={arguments["unix_socket"]} {arguments["db"]}'
 
 
 class DurableMariaDBHistoryFree(DurableMariaDBHistoryPreserving):
     keep_history = False
 
 
+DURABLE = (DurablePostgreSQLHistoryPreserving, DurablePostgreSQLHistoryFree,
+           DurableMariaDBHistoryPreserving, DurableMariaDBHistoryFree)
+
 cases(globals(), Interleaved, Door, Since, Memory, Field, Records, Killed, Together, Limits, backends=BACKENDS)
-cases(globals(), ServerKilled, backends=(DurablePostgreSQLHistoryPreserving, DurablePostgreSQLHistoryFree,
-                                        DurableMariaDBHistoryPreserving, DurableMariaDBHistoryFree))
-cases(globals(), Copied, backends=BACKENDS[:2])
+cases(globals(), ServerKilled, backends=DURABLE)
+cases(globals(), Copied, backends=BACKENDS[:2] + (DURABLE if THOROUGH else (DURABLE[0], DURABLE[3])))
 cases(globals(), Pooled, backends=(Psycopg2PooledHistoryPreserving, Psycopg3PooledHistoryFree))
 del Suite, Interleaved, Door, Since, Memory, Field, Records, Killed, Together, Limits, Copied, ServerKilled, Pooled
