@@ -124,7 +124,8 @@ class Packer:
             if holder is not None:
                 raise Unavailable(f'{self._adapter} is being packed by {holder}.')
             self._epoch = self._adapter.epoch(session)
-            unfinished = self._unfinished(session)
+            unfinished = self._unfinished(
+                session, afresh=self._options.pack_gc and not (prepack_only or skip_prepack))
             if unfinished is not None:
                 self._end_interrupted(session, unfinished, prepack_only)
             if skip_prepack:
@@ -157,10 +158,26 @@ class Packer:
         log.warning('States that it has removed now: %d. Now for this one.', self.report.states)
         self.report, self._doomed = Report(gc=self._options.pack_gc), None
 
-    def _unfinished(self, session: Session) -> Pack | None:
+    def _unfinished(self, session: Session, afresh: bool) -> Pack | None:
+        """Return the pack whose sweep was interrupted, or None.
+
+        Where a list of a copy of the database has taken the place of its own, only a pack that looks for all garbage
+        afresh can find what it has left.
+        """
         _, generation = self._adapter.sweep_state(session)
+        if not generation:
+            return None
         pack = self._adapter.last_pack(session)
-        return pack if pack is not None and pack.generation == generation else None
+        if (pack is not None and pack.generation == generation
+                and pack.token == self._adapter.meta(session).get('sweeping')):
+            return pack
+        if not afresh:
+            raise ConfigurationError(
+                f'A pack of {self._adapter} was interrupted while it removed what it had found, and another list has '
+                'taken the place of its own. Let one with pack-gc true, and without pack-prepack-only and '
+                'pack-skip-prepack, come to its end first.')
+        log.warning('A pack was interrupted, and its list is gone; looking for garbage afresh.')
+        return None
 
     def _prepared(self, session: Session) -> Pack:
         """Return what was prepared earlier, or refuse it."""

@@ -73,7 +73,7 @@ class Pack:
     marked_tid: int         # the newest transaction when garbage was looked for
     gc: bool
     progress: str           # marking, PREPARED or PREPARED_NOW, sweeping, swept
-    token: str              # to be found in relstore_meta too, where the garbage was looked for in this very database
+    token: str              # in relstore_meta too, of what was last prepared, or swept, in this very database
     objects: int            # how many are to go
 
 
@@ -443,6 +443,7 @@ class Adapter:
         """Within the transaction of lock_votes: let every vote from now on see that this is being swept."""
         session.run(self.sql.start_sweep, (pack.generation, pack.pack_tid, pack.pack_tid))
         session.run(self.sql.pack_sweeping, (pack.generation,))
+        session.run(self.sql.set_meta, ('sweeping', pack.token))
 
     def end_sweep(self, session: Session, pack: Pack) -> None:
         """Within the transaction of lock_votes."""

@@ -1576,6 +1576,30 @@ class Copied(Suite):
         self.assertEqual(self.pack(skip_prepack=True).states, 0)
         self.assertLessEqual({linked.one, linked.two}, self.ends())
 
+    def test_original_was_interrupted(self):
+        """While it removed what another list names: that of the copy does not take its place."""
+        cluster, _ = self.clusters(2)
+        copy = self.copy()
+        client = self.client()
+        client.link(cluster.holder, cluster.one)
+        self.client(copy).link(cluster.holder, note='went on')
+        with before(self.packing, 'sweep', self.interrupt), self.assertRaises(KeyboardInterrupt):
+            self.pack()
+        copy.pack(None, prepack_only=True)
+        self.bring_back()
+        for options in {'skip_prepack': True}, {'prepack_only': True}:
+            with self.subTest(options), self.assertRaisesRegex(ConfigurationError, 'another list'):
+                self.pack(**options)
+        with self.assertRaisesRegex(ConfigurationError, 'another list'):
+            self.opened(pack_gc=False).pack(None)
+        self.assertLessEqual({cluster.one, cluster.two}, self.ends())
+        self.pack()
+        self.assertLessEqual({cluster.one, cluster.two}, self.ends())
+        self.assertEqual(self.pack(dry_run=True).objects, 0)
+
+    def interrupt(self) -> None:
+        raise KeyboardInterrupt
+
 
 class ServerKilled(Suite):
     """SIGKILL of all its processes, before a message of a pack to it."""
