@@ -28,8 +28,9 @@ from relstore.conflicts import ObjectConflicts
 from relstore.database import Database
 from relstore.errors import ConfigurationError, StorageError, Unavailable
 from relstore.options import Options
-from relstore.pack import Packer, Progress, Report
+from relstore.pack import Packer
 from relstore.readahead import LARGEST_STATE, ReadAhead
+from relstore.report import Progress, Report
 from relstore.session import Result, Session
 
 log = logging.getLogger('relstore')

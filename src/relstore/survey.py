@@ -6,7 +6,7 @@ not known, which it finds out ahead of a pack, or all, which it compares with th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 
 from ZODB.utils import p64
@@ -14,9 +14,11 @@ from ZODB.utils import p64
 from relstore.adapters.base import MAX_TID
 from relstore.conflicts import class_name
 from relstore.database import Database
+from relstore.doomed import OBJECT, OLDER
 from relstore.errors import ConfigurationError
-from relstore.pack import OBJECT, OLDER, Packer, Progress, Report
 from relstore.references import might_refer, references, unpack
+from relstore.report import Progress, Report
+from relstore.revisions import Revisions
 from relstore.session import Session
 
 # Records that are read at a time: most are not longer than 20,000 bytes, the others come one by one.
@@ -70,16 +72,17 @@ class Found:
         self.differences += other.differences
 
 
-class Survey(Packer):
-    """One look at one database, which reads it as a pack does."""
+class Survey:
+    """One look at one database."""
 
     def __init__(self, database: Database, progress: Progress = lambda what, done, total: None):
-        super().__init__(database, progress)
-        self._options = replace(self._options, pack_gc=True)    # references are to be read whatever a pack does
+        self._database, self._adapter, self._progress = database, database.adapter, progress
+        self.report = Report()
+        self._revisions = Revisions(database, self.report, progress)
 
     def dangling(self) -> Iterator[Dangling]:
         """Yield the references of reachable objects that lead nowhere, nearest to the root first."""
-        graph, _ = self._read(None)
+        graph, _ = self._revisions.graph(with_references=True)
         self.report.revisions = len(graph)
         self._progress('looking', 0, None)
         graph.finish(MAX_TID, keep_nowhere=True)
@@ -98,7 +101,7 @@ class Survey(Packer):
             at = self._adapter.begin_snapshot(session)
             about = self._adapter.estimated_count(session)
             for page in self._adapter.revisions(session, True):
-                rows = [row[:2] for row in self._with_references(page, session, [])
+                rows = [row[:2] for row in self._revisions.complete(page, session)
                         if wanted in row[2] and oid in unpack(row[2])]
                 for some in _lists(rows, ROWS):
                     names = self._classes(session, [row[0] for row in some], at)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from relstore.pack import Progress
+from relstore.report import Progress
 
 INTERVAL = 5.0      # seconds between two lines
 

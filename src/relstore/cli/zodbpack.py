@@ -16,8 +16,9 @@ from ZODB.utils import p64
 from relstore.cli import databases
 from relstore.cli.errors import INTERRUPTED, run
 from relstore.cli.progress import counted, duration, progress, size
+from relstore.doomed import LATER, OBJECT
 from relstore.errors import ConfigurationError
-from relstore.pack import LATER, OBJECT, Report
+from relstore.report import Report
 from relstore.storage import RelStore
 from relstore.survey import ClassSize, Dangling, Survey
 

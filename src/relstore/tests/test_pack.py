@@ -38,10 +38,11 @@ from ZODB.tests import PackableStorage
 from ZODB.utils import p64, u64, z64
 
 import relstore
-from relstore import commit, pack
+from relstore import commit, pack, sweep
 from relstore.adapters.base import Adapter
 from relstore.errors import ConfigurationError, Disconnected, LockTimeout, OutcomeUnknown, Unavailable
 from relstore.references import references
+from relstore.report import Report
 from relstore.session import Session
 from relstore.tests.backends import (
     THOROUGH,
@@ -77,8 +78,6 @@ STEPS = (
     'new_pack', 'add_garbage', 'end_marking', 'forget_garbage', 'garbage', 'changes', 'garbage_revisions', 'spare',
     'lock_votes', 'start_sweep', 'sweep_state', 'garbage_end', 'sweep', 'has_foreign_key', 'transactions_end',
     'forget_transactions', 'end_sweep', 'swept', 'last_tid', 'writes_alone', 'meta', 'has_tid')
-# And what of that while it keeps everybody from voting.
-AT_THE_DOOR = 'changes', 'garbage_revisions', 'spare', 'start_sweep', 'end_sweep'
 # Messages of a pack that change something.
 CHANGES = re.compile(r'(?m)^(INSERT|UPDATE|DELETE|COMMIT)\b|relstore_(sweep|forget)_\d+')
 
@@ -250,7 +249,7 @@ class Suite(TestCase):
         finally:
             view.release()
 
-    def pack(self, storage: relstore.RelStore | None = None, pack_time: float | None = None, **options) -> pack.Report:
+    def pack(self, storage: relstore.RelStore | None = None, pack_time: float | None = None, **options) -> Report:
         return (storage or self.storage).pack(pack_time, **options)
 
 
@@ -260,22 +259,23 @@ def calls(adapter: Adapter, act: Callable[[int, str], None], names: Iterable[str
 
     What act itself calls is not counted.
     """
-    count, acting, nobody_votes = itertools.count(), False, False
+    count, acting, door = itertools.count(), False, None
     made = []
 
     def wrap(name: str) -> None:
         method = getattr(adapter, name)
 
         def call(*arguments, **options):
-            nonlocal acting, nobody_votes
-            nobody_votes = nobody_votes and name in AT_THE_DOOR
+            nonlocal acting, door
+            nobody_votes = door is not None and not door.broken and door.in_transaction
             if not acting and not nobody_votes:
                 acting = True
                 try:
                     act(next(count), name)
                 finally:
                     acting = False
-                nobody_votes = name == 'lock_votes'
+                if name == 'lock_votes':
+                    door = arguments[0]
             return method(*arguments, **options)
         patcher = patch.object(adapter, name, call)
         patcher.start()
@@ -333,7 +333,7 @@ class Interleaved(Suite):
                             raise
                         kept += 1
 
-            with calls(self.packing, act), patch.object(pack, 'DOOR', 0.01):
+            with calls(self.packing, act), patch.object(sweep, 'DOOR', 0.01):
                 self.pack()
             with self.subTest(step):
                 found = self.ends()
@@ -353,7 +353,7 @@ class Door(Suite):
 
         After many tries it is read nevertheless.
         """
-        for tries in pack.DOOR_TRIES, 1:
+        for tries in sweep.DOOR_TRIES, 1:
             *linked, control = self.clusters(6)
             client = self.client()
 
@@ -361,7 +361,7 @@ class Door(Suite):
                 client.begin()
                 client.finish(client.vote(*((cluster.holder, record(cluster.one)) for cluster in linked)))
 
-            with patch.multiple(pack, AT_THE_DOOR=2, OPEN_AGAIN=0, ROWS=2, DOOR_TRIES=tries), \
+            with patch.multiple(sweep, AT_THE_DOOR=2, OPEN_AGAIN=0, ROWS=2, DOOR_TRIES=tries), \
                     before(self.packing, 'lock_votes', commit):
                 self.pack()
             self.assertLessEqual({oid for cluster in linked for oid in (cluster.one, cluster.two)}, self.ends())
@@ -369,7 +369,7 @@ class Door(Suite):
 
     def test_what_was_linked_just_before_leads_to_much(self):
         """It is followed while others can vote. After many tries it is followed nevertheless."""
-        for tries in pack.DOOR_TRIES, 1:
+        for tries in sweep.DOOR_TRIES, 1:
             linked, other, control = self.clusters(3)
             many = [self.site.new_oid() for _ in range(30)]
             client = self.client()
@@ -400,7 +400,7 @@ class Door(Suite):
                         link()
                 return garbage_revisions(session, generation, oids)
 
-            with patch.multiple(pack, AT_THE_DOOR=2, OPEN_AGAIN=0, DOOR_TRIES=tries), \
+            with patch.multiple(sweep, AT_THE_DOOR=2, OPEN_AGAIN=0, DOOR_TRIES=tries), \
                     patch.object(self.packing, 'lock_votes', lock), \
                     patch.object(self.packing, 'garbage_revisions', follow):
                 report = self.pack()
@@ -480,7 +480,7 @@ class Door(Suite):
         self.pack(prepack_only=True)
         client = self.client()
         voted = client.vote((cluster.holder, record(note='slow')))
-        with patch.object(pack, 'DOOR_TRIES', 2), self.assertRaisesRegex(Unavailable, 'between their vote'):
+        with patch.object(sweep, 'DOOR_TRIES', 2), self.assertRaisesRegex(Unavailable, 'between their vote'):
             self.pack(skip_prepack=True)
         self.assertTrue(self.exists(cluster.one))
         client.finish(voted)
@@ -1018,7 +1018,7 @@ class Killed(Suite):
             if not self.exists(cluster.one):
                 raise KeyboardInterrupt
 
-        with patch.multiple(pack, SMALLEST_STEP=1, FIRST_STEP=1, LARGEST_STEP=1), \
+        with patch.multiple(sweep, SMALLEST_STEP=1, FIRST_STEP=1, LARGEST_STEP=1), \
                 calls(self.packing, interrupt, ['sweep']), self.assertRaises(KeyboardInterrupt):
             self.pack()
         self.assertTrue(self.exists(cluster.two))
@@ -1040,7 +1040,7 @@ class Killed(Suite):
             if next(removed) == 2:
                 raise KeyboardInterrupt
 
-        with patch.multiple(pack, SMALLEST_STEP=1, FIRST_STEP=1, LARGEST_STEP=1), \
+        with patch.multiple(sweep, SMALLEST_STEP=1, FIRST_STEP=1, LARGEST_STEP=1), \
                 calls(self.packing, interrupt, ['sweep']), self.assertRaises(KeyboardInterrupt):
             self.pack()
         left = [oid for cluster in clusters for oid in (cluster.one, cluster.two) if self.exists(oid)]
@@ -1121,6 +1121,24 @@ class Together(Suite):
         self.assertEqual(len(told), 2)
         self.assertFalse(self.exists(cluster.one))
         self.site.pack(None)
+
+    def test_another_node_packs_meanwhile(self):
+        """The lock is one server's, of a cluster of them: whoever comes second removes nothing."""
+        cluster, control = self.clusters(2)
+        other = self.opened()
+
+        def pack_there():
+            other.pack(None)
+            client = self.client(other)
+            client.link(cluster.holder, note='is not asked for its opinion')
+
+        nobody = patch.object(type(self.site._adapter), 'lock_pack', lambda adapter, session: None)
+        with nobody, before(self.packing, 'lock_votes', pack_there), \
+                self.assertRaisesRegex(Unavailable, 'packed by somebody else'):
+            self.pack()
+        self.assertFalse(self.exists(control.one))
+        self.pack()
+        self.assertEqual(self.pack(dry_run=True).objects, 0)
 
     def test_undo_during_a_sweep(self):
         """What is not packed can be undone at any time, what is packed at none."""
@@ -1412,7 +1430,7 @@ class Limits(Suite):
             self.opened(pack_gc=False).pack(None)
             cluster, other = self.clusters(2)
             client = self.client()
-            with patch.multiple(pack, PRESENT=0, ROWS=1):
+            with patch.object(pack, 'PRESENT', 0), patch.object(sweep, 'ROWS', 1):
                 self.pack(pack_time=time.time() - 1e-4, prepack_only=True)
 
                 def link():     # as RelStorage does, who looks at nothing

@@ -22,7 +22,7 @@ from ZODB.POSException import ConflictError, POSKeyError, UndoError
 from ZODB.utils import u64, z64
 
 import relstore
-from relstore import pack
+from relstore import pack, sweep
 from relstore.errors import LockTimeout, Unavailable
 from relstore.tests.backends import THOROUGH, cases
 from relstore.tests.servers import MemcachedServer, memcached_program
@@ -133,7 +133,7 @@ def write(ready, results, *arguments) -> None:
 
 
 def pack_in_child(place: Place, options: dict) -> None:
-    with patch.multiple(pack, **STEPS), closing(place.open()) as storage, suppress(Unavailable):
+    with patch.multiple(sweep, **STEPS), closing(place.open()) as storage, suppress(Unavailable):
         storage.pack(None, **options)
 
 
@@ -246,7 +246,8 @@ class Storm(TestCase):
             self.assertRegex(str(e), 'interrupted|repare')
 
     def pack(self, pack_time: float | None, **options) -> None:
-        with patch.multiple(pack, PRESENT=0, AT_THE_DOOR=20, **STEPS), closing(self.place.open()) as storage:
+        with patch.object(pack, 'PRESENT', 0), patch.multiple(sweep, AT_THE_DOOR=20, **STEPS), \
+                closing(self.place.open()) as storage:
             report = storage.pack(pack_time, **options)
             self.swept['objects'] += report.states
             self.swept['spared'] += report.spared

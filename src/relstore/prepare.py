@@ -1,0 +1,180 @@
+"""Prepare: finds out, from one snapshot of the database, what may go, and writes it down."""
+from __future__ import annotations
+
+import heapq
+import logging
+import secrets
+import time
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from itertools import islice
+
+from persistent.TimeStamp import TimeStamp
+from ZODB.utils import u64
+
+from relstore.adapters.base import PREPARED, PREPARED_NOW, Pack
+from relstore.database import Database
+from relstore.doomed import LATER, OBJECT, OLDER, ROWS, SPARED, Doomed, pages
+from relstore.errors import ConfigurationError
+from relstore.graph import Graph
+from relstore.report import Progress, Report
+from relstore.revisions import Revisions
+from relstore.session import Session
+
+log = logging.getLogger('relstore.pack')
+
+
+class Preparation:
+    """One look for what may go.
+
+    report: of what is found; its `gc` says whether to look for garbage.
+    """
+
+    def __init__(self, database: Database, report: Report, progress: Progress):
+        self._adapter, self._report, self._progress = database.adapter, report, progress
+        self._revisions = Revisions(database, report, progress)
+        self.doomed: Doomed | None = None       # as it was written down
+
+    def list(self, pack_time: float | None, present: bool) -> None:
+        """Have the report list what may go. Nothing is written. pack_time, present: as for `write_down`."""
+        rows = self._look(None, pack_time, present)
+        with self._report.timed('listing'):
+            self._list(rows)
+
+    def write_down(self, session: Session, pack_time: float | None, present: bool) -> Pack:
+        """Write down what may go.
+
+        session: has the lock of packs. pack_time: in seconds since 1970. present: whether that is now, or is None.
+        """
+        rows = self._look(session, pack_time, present)
+        with self._report.timed('listing'):
+            return self._write_down(session, rows, present)
+
+    def _look(self, session: Session | None, pack_time: float | None, present: bool
+              ) -> Iterator[tuple[int, int, int, int]]:
+        """Return rows for the list, see `_garbage`."""
+        report = self._report
+        with report.timed('reading'):
+            marked_at = _tid_of(time.time())
+            graph, report.marked_tid = self._revisions.graph(report.gc, session)
+            report.pack_tid = report.marked_tid
+            if pack_time is not None and (self._adapter.keep_history or not present):
+                report.pack_tid = min(report.pack_tid, _tid_of(pack_time))
+        with report.timed('marking'):
+            self._progress('marking', 0, None)
+            graph.finish(report.pack_tid)
+            report.revisions = len(graph)
+            return self._garbage(graph, present, marked_at, _tid_of(pack_time or 0))
+
+    def _garbage(self, graph: Graph, present: bool, marked_at: int, upto: int) -> Iterator[tuple[int, int, int, int]]:
+        """Return rows for the list, by oid: (oid, tid, since, what goes).
+
+        upto: the tid of the pack time, which may be later than any transaction.
+        """
+        pack_tid = self._report.pack_tid
+        if self._report.gc:
+            self._mark(graph, pack_tid)
+        # The row with the highest tid always stays where there are no others: it says what the newest transaction is.
+        last = pack_tid if self._adapter.keep_history else min(pack_tid, self._report.marked_tid - 1)
+        gone = (place for place in graph.deleted() if graph.current[place] <= last)
+        if not self._report.gc:
+            unreached: Iterable[int] = ()
+        elif self._adapter.keep_history or present:
+            unreached = graph.unreached()
+        else:
+            return self._garbage_without_history(graph, gone, marked_at, upto)
+        return _in_order(graph, gone, unreached, marked_at)
+
+    def _mark(self, graph: Graph, pack_tid: int) -> None:
+        root = graph.place_of(0)
+        if root is None or not graph.current[root]:
+            if not len(graph):
+                return
+            raise ConfigurationError(f'{self._adapter} has no root object (oid 0), so all would be garbage; pack it '
+                                     'with pack-gc false.')
+        graph.reach([root])
+        if self._adapter.keep_history:
+            graph.reach(graph.changed_after(pack_tid))
+        else:
+            graph.reach(graph.changed_after(self._report.marked_tid - 1))
+
+    def _garbage_without_history(self, graph: Graph, gone: Iterable[int], marked_at: int, upto: int
+                                 ) -> Iterator[tuple[int, int, int, int]]:
+        """Nobody knows when an object was unlinked, so it goes when an earlier pack has seen it so.
+
+        What stays keeps what it refers to, for it might be linked again.
+        """
+        places = array('q', graph.unreached())
+        known = self._known_garbage()
+        since = array('q', (known(graph.oid_of(place), marked_at) for place in places))
+        graph.reach(place for place, first in zip(places, since, strict=True)
+                    if first > upto or graph.current[place] > upto)
+        last = -1
+        for place, goes, first in heapq.merge(
+                ((place, -OBJECT, marked_at) for place in gone),
+                ((place, -LATER if graph.marks[place] else -OBJECT, first)
+                 for place, first in zip(places, since, strict=True))):
+            if place != last:       # that it goes comes first
+                yield graph.oid_of(place), graph.current[place], first, -goes
+            last = place
+
+    def _known_garbage(self) -> Callable[[int, int], int]:
+        """Return a function from an oid to when it was first found unreachable, or to a default."""
+        oids, since = array('q'), array('q')
+        with closing(self._adapter.connect()) as session:
+            for page in pages(self._adapter, session, self._adapter.last_marked(session)):
+                rows = [row for row in page if row[3] != SPARED]
+                oids.extend(row[0] for row in rows)
+                since.extend(row[2] for row in rows)
+
+        def known(oid: int, default: int) -> int:
+            place = bisect_left(oids, oid)
+            return since[place] if place < len(oids) and oids[place] == oid else default
+        return known
+
+    def _list(self, rows: Iterator[tuple]) -> None:
+        oids, tids, goes = self._report.listed = [array('q'), array('q'), array('b')]
+        while some := list(islice(rows, ROWS)):
+            self._report.count(some)
+            oids.extend(row[0] for row in some)
+            tids.extend(row[1] for row in some)
+            goes.extend(row[3] for row in some)
+
+    def _write_down(self, session: Session, rows: Iterator[tuple], present: bool) -> Pack:
+        adapter, report, token = self._adapter, self._report, secrets.token_hex(8)
+        generation = adapter.new_pack(session, report.pack_tid, report.marked_tid, report.gc, token)
+        self.doomed, written = Doomed(), 0
+        while some := list(islice(rows, ROWS)):
+            self._report.count(some)
+            self.doomed.add(some)
+            adapter.add_garbage(session, [(generation, *row) for row in some])
+            time.sleep(adapter.pause)
+            written += len(some)
+            self._progress('listing', written, None)
+        progress = PREPARED_NOW if present else PREPARED
+        adapter.end_marking(session, generation, token, report.objects, progress)
+        # That of the last one that has collected garbage says since when it is.
+        keep = generation if report.gc else adapter.last_marked(session)
+        while adapter.forget_garbage(session, generation, keep):
+            time.sleep(adapter.pause)
+        log.info('Objects that may go: %d; that lose older revisions: %d; that may go later: %d.', report.objects,
+                 report.older, report.later)
+        return Pack(generation, report.pack_tid, report.marked_tid, report.gc, progress, token, report.objects)
+
+
+def _in_order(graph: Graph, gone: Iterable[int], unreached: Iterable[int], marked_at: int
+              ) -> Iterator[tuple[int, int, int, int]]:
+    """Yield rows for the list: objects that go, and of those that stay what is older."""
+    last = -1
+    for place, goes in heapq.merge(((place, -OBJECT) for place in unreached), ((place, -OBJECT) for place in gone),
+                                   ((place, -OLDER) for place in graph.older)):
+        if place != last:       # that an object goes comes first
+            tid = graph.current[place] if goes == -OBJECT else graph.newest[place]
+            yield graph.oid_of(place), tid, marked_at, -goes
+        last = place
+
+
+def _tid_of(seconds: float) -> int:
+    return u64(TimeStamp(*time.gmtime(seconds)[:5], seconds % 60).raw())

@@ -1,0 +1,95 @@
+"""Revisions: reads all revisions of a database, with what they refer to, for those who look at all of it."""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+from relstore.database import Database
+from relstore.graph import Graph
+from relstore.references import might_refer, references
+from relstore.report import Progress, Report
+from relstore.session import Session
+
+# References that are kept at a time.
+ROWS = 2500
+# Seconds after which a session that waits says something.
+ALIVE = 10.0
+# Unreadable records that a report names.
+NAMED = 20
+
+Found = list[tuple[int, int, bytes]]    # (oid, tid, references)
+
+
+class Revisions:
+    """One look at the revisions of a database. report: is told what could not be read."""
+
+    def __init__(self, database: Database, report: Report, progress: Progress):
+        self._database, self._adapter = database, database.adapter
+        self._report, self._progress = report, progress
+
+    def graph(self, with_references: bool, keeper: Session | None = None) -> tuple[Graph, int]:
+        """Return the graph of one snapshot, and the tid of that.
+
+        keeper: writes down references that had to be found out. It has the lock of packs, so it says something now and
+        then: neither the server nor the network is to take it for idle.
+        """
+        graph, adapter = Graph(), self._adapter
+        # What is in the pool may have died with the server.
+        with closing(adapter.connect()) as reader, ThreadPoolExecutor(1) as executor:
+            tid = adapter.begin_snapshot(reader)
+            about = adapter.estimated_count(reader)
+            found: Found = []
+            saving, asked = executor.submit(self._save, keeper, []), time.monotonic()
+            for page in adapter.revisions(reader, with_references):
+                if with_references:
+                    page = self.complete(page, reader, found)
+                else:
+                    page = [(oid, revision_tid, b'', deleted) for oid, revision_tid, _, _, deleted in page]
+                graph.add(page)
+                self._progress('reading', len(graph), max(about, len(graph)))
+                if len(found) >= ROWS:
+                    saving.result()
+                    saving = executor.submit(self._save, keeper, found)     # while the next ones are read
+                    found = []
+                if keeper is not None and time.monotonic() > asked + ALIVE:
+                    executor.submit(adapter.sweep_state, keeper)
+                    asked = time.monotonic()
+            saving.result()
+            self._save(keeper, found)
+        return graph, tid
+
+    def complete(self, page: list[tuple], session: Session, found: Found | None = None) -> list[tuple]:
+        """Return revisions with the references of all; add those that were not known to `found`."""
+        if all(row[2] is not None for row in page):
+            return page
+        rows, untransform = [], self._database.untransform
+        for row in page:
+            oid, tid, refs, state, deleted = row
+            if refs is None and not deleted:
+                if state is None:
+                    [state] = self._adapter.load_serial(session, oid, tid) or [None]
+                refs = self._references(oid, tid, state, untransform)
+                if found is not None:
+                    found.append((oid, tid, refs))
+            rows.append((oid, tid, refs or b'', deleted))
+        return rows
+
+    def _references(self, oid: int, tid: int, state: bytes, untransform: Callable[[bytes], bytes]) -> bytes:
+        """Return what a record refers to; if it cannot be read, all that it may refer to."""
+        try:
+            refs = references(untransform(state))
+        except Exception:       # whatever a wrapper raises where it did not wrap
+            refs = references(state)
+        if refs is not None:
+            return refs
+        self._report.unreadable += 1
+        if len(self._report.examples) < NAMED:
+            self._report.examples.append((oid, tid))
+        return might_refer(self._database.plain(state))
+
+    def _save(self, keeper: Session | None, found: Found) -> None:
+        self._report.unread += len(found)
+        if found and keeper is not None:
+            self._adapter.save_references(keeper, found)
