@@ -5,7 +5,7 @@ import threading
 import weakref
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache, partial
 
 from relstore.adapters.base import MAX_TID, Adapter
@@ -261,7 +261,8 @@ class Database:
             self.counter.done(False)    # as of a commit that nobody counted: the others have to see it, too
 
     def zap_all(self) -> None:
-        with self.pool.session() as session, self.announced():
+        with closing(self.adapter.connect()) as alone, self.pool.session() as session, self.announced():
+            self.adapter.keep_packs_out(alone, 'empty it afterwards')
             self.adapter.zap_all(session)
             epoch = self.adapter.epoch(session)
             self._sweeps_seen, _ = self.adapter.sweep_state(session)

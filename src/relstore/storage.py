@@ -1,5 +1,4 @@
 """RelStore: the face that ZODB sees. bytes here, ints inside."""
-import logging
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -26,14 +25,12 @@ from relstore.adapters.base import MAX_TID, Adapter
 from relstore.commit import Transaction
 from relstore.conflicts import ObjectConflicts
 from relstore.database import Database
-from relstore.errors import ConfigurationError, StorageError, Unavailable
+from relstore.errors import StorageError, Unavailable
 from relstore.options import Options
 from relstore.pack import Packer
 from relstore.readahead import LARGEST_STATE, ReadAhead
 from relstore.report import Progress, Report
 from relstore.session import Result, Session
-
-log = logging.getLogger('relstore')
 
 # Objects that one statement prefetches, at most.
 PREFETCH = 1000
@@ -458,13 +455,7 @@ class RelStore(UndoLogCompatible):
         """
         self._check_writable()
         with closing(self._adapter.connect()) as session:
-            try:
-                holder = self._adapter.lock_pack(session)
-            except ConfigurationError as e:         # a pooler in between
-                log.warning('Do not pack %s while something is copied into it. %s', self._adapter, e)
-                holder = None
-            if holder is not None:
-                raise Unavailable(f'{self._adapter} is being packed by {holder}; copy into it afterwards.')
+            self._adapter.keep_packs_out(session, 'copy into it afterwards')
             transfer.copy_transactions(other, self, progress)
 
     # Administration -----------------------------------------------------------------------------------------------
@@ -523,7 +514,7 @@ class RelStore(UndoLogCompatible):
         """Remove everything: all objects, their history, and the record of oids.
 
         Other processes that have the database open cannot commit what they read before; but what they read while
-        something else is copied into it may be a mixture of both. Stop them first.
+        something else is copied into it may be a mixture of both. Stop them first. Unavailable if somebody packs it.
         """
         self._check_writable()
         self.release()

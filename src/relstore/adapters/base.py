@@ -4,14 +4,17 @@ An adapter has no state but its statements; each operation is given the session 
 overrides what differs there, and says why.
 """
 import json
+import logging
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
 from relstore.adapters.statements import Statements
-from relstore.errors import ConfigurationError, LockTimeout
+from relstore.errors import ConfigurationError, LockTimeout, Unavailable
 from relstore.session import Session
+
+log = logging.getLogger('relstore')
 
 SCHEMA_VERSION = 1
 MAX_TID = 2 ** 63 - 1
@@ -192,11 +195,24 @@ class Adapter:
         """Say who may write, one of WRITERS; wait up to `timeout` seconds for the commits under way.
 
         'relstore' is a promise that no RelStorage process will: it would see neither a pack nor a large transaction.
+        'any' is refused as long as there is something that it must not see.
         """
-        with closing(self.connect()) as session:
+        with closing(self._admin_session()) as session:
+            if who == 'any':
+                self._refuse_during_a_sweep(session)
             self.lock_votes(session, timeout)
             session.run(self.sql.set_meta, ('writers', who))
             session.run('COMMIT')
+
+    def _admin_session(self) -> Session:
+        """Return a session to a database that relstore has been at, whichever its history mode."""
+        return self.connect()
+
+    def _refuse_during_a_sweep(self, session: Session) -> None:
+        self.keep_packs_out(session, 'say so afterwards')
+        if 'relstore_sweep' in self.relations(session) and self.sweep_state(session)[1]:
+            raise ConfigurationError(f'A pack of {self} was interrupted while it removed what it had found, and '
+                                     'RelStorage could link what is left; let one come to its end first.')
 
     def _missing(self, session: Session, relations: set[str], schema: dict[str, str]) -> list[str]:
         missing = [name for name in schema if name not in relations and name != 'refs']
@@ -389,6 +405,19 @@ class Adapter:
     def lock_pack(self, session: Session) -> str | None:
         """Take the lock of packs, which ends with the session. Return None, or who has it."""
         raise NotImplementedError
+
+    def keep_packs_out(self, session: Session, then: str) -> None:
+        """Take the lock of packs for as long as the session lasts. Unavailable says who has it, and what to do `then`.
+
+        Through a pooler it cannot be had: that is no reason to do nothing.
+        """
+        try:
+            holder = self.lock_pack(session)
+        except ConfigurationError as e:
+            log.warning('Let nobody pack %s meanwhile. %s', self, e)
+            return
+        if holder is not None:
+            raise Unavailable(f'{self} is being packed by {holder}; {then}.')
 
     def begin_snapshot(self, session: Session) -> int:
         """Begin a transaction that sees one state of the database; return its newest tid."""

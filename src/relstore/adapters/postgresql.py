@@ -431,19 +431,8 @@ class PostgreSQL(Adapter):
         with closing(self._admin_session()) as session:
             return self.meta(session).get('writers', 'any')
 
-    def set_writers(self, who: str, timeout: float = 60.0) -> None:
-        """Say who may write, one of WRITERS; wait up to `timeout` seconds for the commits under way.
-
-        'relstore' is a promise that no RelStorage process will: it would not see the lock of a large transaction.
-        """
-        with closing(self._admin_session()) as session:
-            session.run('BEGIN')
-            session.all(self.sql.keep_out, (_milliseconds(timeout),))
-            session.run(self.sql.set_meta, ('writers', who))
-            session.run('COMMIT')
-
     def _admin_session(self) -> Session:
-        """Return a session to a database that relstore has been at, whichever its history mode."""
+        """A user of the command gives no more than a dsn, so nothing is known yet."""
         session = self._first_session()
         try:
             self._use_schema(self._verified_schema(session))

@@ -1069,6 +1069,18 @@ class Killed(Suite):
         self.assertFalse(any(map(self.exists, left)))
         self.assertEqual((report.objects, report.states), (0, 0))       # of this one
 
+    def test_opened_to_relstorage_after_an_interrupted_sweep(self):
+        """It does not see what may not be linked."""
+        self.interrupted()
+        adapter = self.site._adapter
+        with self.assertRaisesRegex(ConfigurationError, 'was interrupted .* let one come to its end first'):
+            adapter.set_writers('any')
+        self.assertEqual(adapter.writers(), 'relstore')
+        self.pack()
+        adapter.set_writers('any')
+        self.assertEqual(adapter.writers(), 'any')
+        adapter.set_writers('relstore')
+
     def pack_until(self, step: int) -> bool:
         """Pack in a process that is killed before its nth message. Return whether it was done before."""
         process = FORK.Process(target=self._pack_until, args=(step,))
@@ -1247,6 +1259,28 @@ class Together(Suite):
 
         with before(self.packing, 'lock_votes', while_packing):
             self.pack()
+
+    def test_emptied_or_opened_to_relstorage_while_it_is_packed(self):
+        """Neither, in any phase."""
+        adapter = self.site._adapter
+
+        def act():
+            with self.assertRaisesRegex(Unavailable, r'is being packed by .* \d+.*; empty it afterwards\.'):
+                self.site.zap_all()
+            with self.assertRaisesRegex(Unavailable, r'is being packed by .* \d+.*; say so afterwards\.'):
+                adapter.set_writers('any')
+            adapter.set_writers('relstore')
+
+        for step in 'add_garbage', 'sweep':
+            [cluster] = self.clusters(1)
+            with before(self.packing, step, act):
+                self.pack()
+            self.assertFalse(self.exists(cluster.one))
+        adapter.set_writers('any')
+        self.assertEqual(adapter.writers(), 'any')
+        adapter.set_writers('relstore')
+        self.site.zap_all()
+        self.assertFalse(self.exists(z64))
 
     def test_copied_into_while_it_is_packed(self):
         """restore(): with its own tid, above all there are; it keeps what it links, or is refused."""

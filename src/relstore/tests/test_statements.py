@@ -144,7 +144,6 @@ PARAMETERS = {
     # PostgreSQL
     'vote': lambda s: (s.epoch, '1000', None, False, s.oids, s.oids, s.tids, f'{{{s.oid}}}', f'{{{s.tid}}}'),
     'vote_staged': lambda s: PARAMETERS['vote'](s),
-    'keep_out': lambda s: ('1000',),
     'stage': lambda s: s.arrays,
     'finish': lambda s: (VOTED, '1000', None, False, b'', b'', None, False, *s.arrays),
     'transaction_status': lambda s: ('3', 'x'),

@@ -284,9 +284,6 @@ SELECT count(*) FROM pg_constraint WHERE conrelid = '{object_state}'::regclass A
 -- name: max_locks
 SELECT current_setting('max_locks_per_transaction')
 
--- name: keep_out
-SELECT set_config('lock_timeout', ?, true), pg_advisory_xact_lock({key}(-3))
-
 -- name: server
 SELECT current_setting('server_version_num')::integer, current_database(), current_schema(),
        current_setting('server_version')
