@@ -344,6 +344,21 @@ class OnPostgreSQL(Suite):
                             "WHERE attrelid IN (SELECT oid FROM pg_class WHERE relnamespace = 'public'::regnamespace) "
                             'ORDER BY 1, 2')
 
+    def test_its_indexes_are_kept(self):
+        """Also the one that a new database does without, where to change an object then changes no index."""
+        before = self.indexes('adopted')
+        self.opened().close()
+        after = self.indexes('adopted')
+        self.assertLessEqual(before, after)
+        self.open_storage('new').close()
+        self.assertEqual(after - self.indexes('new') - {'object_state_prev_tid'},
+                         {'current_object_tid'} if self.keep_history else set())
+
+    def indexes(self, name):
+        with closing(psycopg2.connect(self.dsn(name))) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT indexname FROM pg_indexes WHERE tablename IN ('object_state', 'current_object')")
+            return {name for name, in cursor.fetchall()}
+
     def test_large_objects_are_unlinked_with_their_chunks(self):
         """RelStorage's trigger does it where it is there; it is not here, so ours has come."""
         self.opened().close()

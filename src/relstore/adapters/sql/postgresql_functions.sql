@@ -56,6 +56,7 @@ END $$
 
 -- STABLE: all its statements see the snapshot of the one that calls it. The order, which may not be
 -- had by sorting, makes the index on tid the plan, also before the first ANALYZE, when a third is guessed to be new.
+-- With history an object is listed for each of its changes, because current_object may lack that index.
 -- name: relstore_poll_1
 CREATE FUNCTION {relstore_poll_1}(
     p_since bigint, p_limit bigint, OUT epoch text, OUT last bigint, OUT oids bigint[], OUT tids bigint[])
@@ -65,7 +66,7 @@ BEGIN
     SELECT coalesce(max(t.tid), 0) INTO last FROM {last} t;
     IF last > p_since THEN
         SELECT array_agg(c.zoid), array_agg(c.tid) INTO oids, tids
-            FROM (SELECT o.zoid, o.tid FROM {current} o WHERE o.tid > p_since ORDER BY o.tid LIMIT p_limit) c;
+            FROM (SELECT o.zoid, o.tid FROM {object_state} o WHERE o.tid > p_since ORDER BY o.tid LIMIT p_limit) c;
     END IF;
 END $$
 
