@@ -33,9 +33,9 @@ ORPHAN_PATIENCE = 5.0           # seconds a backend whose client is gone may sti
 PACK_LOCK_PATIENCE = 1.0        # seconds
 PREPARED_STATEMENTS = ('auto', 'true', 'false')
 
-# Of binary arrays: the type's oid, and an element after its length; a text is an md5. NULL is a length alone.
-ELEMENTS = {'bigint': (20, struct.Struct('>iq')), 'integer': (23, struct.Struct('>ii')),
-            'text': (25, struct.Struct('>i32s'))}
+# Of binary arrays: the type's oid, the form of an element, which is its length and itself, and that length; a text is
+# an md5. NULL is a length alone.
+ELEMENTS = {'bigint': (20, 'iq', 8), 'integer': (23, 'ii', 4), 'text': (25, 'i32s', 32)}
 NULL = struct.pack('>i', -1)
 
 
@@ -477,9 +477,14 @@ def _arrays(batch: Sequence, binary: bool) -> tuple:
     return (
         array('bigint', [row.oid for row in rows]),
         array('integer', _starts(states)), array('integer', [row.size for row in rows]),
-        array('text', [row.md5 for row in rows]), array('bigint', [row.data_tid for row in rows]),
+        array('text', _known([row.md5 for row in rows])), array('bigint', _known([row.data_tid for row in rows])),
         array('integer', _starts(refs)), array('integer', refs_sizes),
         b''.join(states), b''.join(refs))
+
+
+def _known(values: list) -> list:
+    """Return the column, or nothing where it is NULL throughout: so is what an array lacks beside a longer one."""
+    return values if values.count(None) < len(values) else []
 
 
 def _starts(values: Sequence[bytes]) -> list[int]:
@@ -494,12 +499,18 @@ def _array(kind: str, values: Sequence) -> str:
 
 def _binary_array(kind: str, values: Sequence) -> bytes:
     """Return the same in the form that the server need not parse: a header, then the length of each, and itself."""
-    number, element = ELEMENTS[kind]
+    number, form, size = ELEMENTS[kind]
+    # Dimensions; is there a NULL; the type; how many, and what the first is called.
     if not values:
         return struct.pack('>iii', 0, 0, number)
-    # Dimensions; is there a NULL; the type; how many, and what the first is called.
-    header = struct.pack('>iiiii', 1, None in values, number, len(values), 1)
+    header = 1, None in values, number, len(values), 1
     if kind == 'text':
         values = [value and value.encode() for value in values]
-    size, pack = element.size - 4, element.pack
-    return header + b''.join([NULL if value is None else pack(size, value) for value in values])
+    if header[1]:
+        element = struct.Struct(f'>{form}')
+        return struct.pack('>iiiii', *header) + b''.join(
+            [NULL if value is None else element.pack(size, value) for value in values])
+    # All in one call, because a commit of many objects makes many: half as long as an element at a time.
+    elements = [size] * (2 * len(values))
+    elements[1::2] = values
+    return struct.pack(f'>iiiii{form * len(values)}', *header, *elements)

@@ -154,8 +154,9 @@ class Pipeline(unittest.TestCase):
     def test_arrays(self):
         """The binary form is what the server makes of the other."""
         md5 = 'd41d8cd98f00b204e9800998ecf8427e'
-        for kind, values in (('bigint', []), ('bigint', [1, None, -2 ** 63]), ('integer', [2 ** 31 - 1, 0]),
-                             ('text', [md5, None]), ('text', [None])):
+        for kind, values in (('bigint', []), ('bigint', [1, None, -2 ** 63]), ('bigint', [1, -2 ** 63]),
+                             ('integer', [2 ** 31 - 1, 0]), ('text', [md5, None]), ('text', [None]),
+                             ('text', [md5, md5])):
             with self.subTest(kind, values=values):
                 text, binary = _array(kind, values), _binary_array(kind, values)
                 self.assertEqual(self.session.all(f'SELECT %s::{kind}[], %s::{kind}[]', (text, binary)),
