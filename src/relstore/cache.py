@@ -162,9 +162,11 @@ class Cache:
             if self._outdated(generation):
                 return
             self._last_tid = tid
+            largest, covered, changed = self.object_max, tid >= self.floor, self._changed.get
             for oid, state in rows:
-                if len(state) <= self.object_max:
-                    self._add(oid, tid, state, self._valid_to(oid, tid))
+                if len(state) <= largest:
+                    # As _valid_to says, without a call: there may be many.
+                    self._add(oid, tid, state, OPEN if covered and changed(oid, 0) <= tid else tid)
                     if self._bytes > self.limit:
                         self._evict()
 
@@ -201,7 +203,8 @@ class Cache:
         elif newest.tid == tid:
             newest.valid_to = max(newest.valid_to, valid_to)
         elif newest.tid < tid:
-            newest.valid_to = min(newest.valid_to, tid - 1)
+            if newest.valid_to >= tid:
+                newest.valid_to = tid - 1
             self._set_older(oid, newest)
             self._bytes += _size(state)
             self._entries[oid] = Revision(tid, valid_to, state)
@@ -217,8 +220,9 @@ class Cache:
             self._bytes += _size(state)
 
     def _set_older(self, oid: int, revision: Revision) -> None:
-        if oid in self._older:
-            self._bytes -= _size(self._older[oid].state)
+        older = self._older.get(oid)
+        if older is not None:
+            self._bytes -= _size(older.state)
         self._older[oid] = revision
 
     def _evict(self) -> None:
@@ -286,7 +290,8 @@ class Cache:
         """
         for revision in (self._entries.get(oid), self._older.get(oid)):
             if revision is not None and revision.tid < tid:
-                revision.valid_to = min(revision.valid_to, self.head)
+                if revision.valid_to > self.head:
+                    revision.valid_to = self.head
                 revision.used = False   # no new view needs it: the clock may take it
 
     def trim(self, floor: int) -> None:
