@@ -399,9 +399,9 @@ class RelStore(UndoLogCompatible):
             self._end(self._txn)
 
     def _current(self, transaction) -> Transaction:
-        self._check_writable()
         txn = self._txn
         if txn is None or txn.metadata is not transaction:
+            self._check_writable()      # such a storage never has one
             raise StorageTransactionError('This is not the transaction that the storage is committing.')
         return txn
 
