@@ -62,8 +62,7 @@ CREATE FUNCTION {relstore_poll_1}(
     p_since bigint, p_limit bigint, OUT epoch text, OUT last bigint, OUT oids bigint[], OUT tids bigint[])
 LANGUAGE plpgsql STABLE SET enable_sort = off AS $$
 BEGIN
-    epoch := ({epoch});
-    SELECT coalesce(max(t.tid), 0) INTO last FROM {last} t;
+    SELECT ({epoch}), coalesce(max(t.tid), 0) INTO epoch, last FROM {last} t;
     IF last > p_since THEN
         SELECT array_agg(c.zoid), array_agg(c.tid) INTO oids, tids
             FROM (SELECT o.zoid, o.tid FROM {object_state} o WHERE o.tid > p_since ORDER BY o.tid LIMIT p_limit) c;
@@ -204,10 +203,16 @@ BEGIN
         RETURN QUERY SELECT 'epoch', 0::bigint, 0::bigint, NULL::bytea;
         RETURN;
     END IF;
-    RETURN QUERY SELECT 'conflict', o.zoid, coalesce(c.tid, 0), CASE WHEN row_number() OVER () <= 100 THEN s.state END
-        FROM unnest(p_oids, p_tids) o (zoid, tid) LEFT JOIN {current} c ON c.zoid = o.zoid
-             LEFT JOIN {object_state} s ON s.zoid = c.zoid AND s.tid = c.tid
-        WHERE coalesce(c.tid, 0) <> o.tid;
+    -- Asked at first without the states, which takes half as long to begin: few commits have a conflict.
+    IF EXISTS (SELECT FROM unnest(p_oids, p_tids) o (zoid, tid) LEFT JOIN {current} c ON c.zoid = o.zoid
+               WHERE coalesce(c.tid, 0) <> o.tid)
+    THEN
+        RETURN QUERY SELECT 'conflict', o.zoid, coalesce(c.tid, 0),
+                            CASE WHEN row_number() OVER () <= 100 THEN s.state END
+            FROM unnest(p_oids, p_tids) o (zoid, tid) LEFT JOIN {current} c ON c.zoid = o.zoid
+                 LEFT JOIN {object_state} s ON s.zoid = c.zoid AND s.tid = c.tid
+            WHERE coalesce(c.tid, 0) <> o.tid;
+    END IF;
     kind := 'ticket';
     zoid := pg_backend_pid();
     tid := pg_current_xact_id()::text::bigint;
