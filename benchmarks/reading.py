@@ -20,7 +20,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from itertools import islice
+from itertools import chain, islice
 
 from BTrees.OOBTree import OOBTree
 from transaction import TransactionManager
@@ -35,7 +35,7 @@ PART = 'reading'
 TITLE = 'Reading'
 
 FULL = {
-    'hits': 4000, 'threads': 16, 'seconds': 0.2, 'objects': 10_000, 'delayed': 2000, 'random': 2000, 'times': 2,
+    'hits': 4000, 'threads': 16, 'seconds': 0.2, 'objects': 10_000, 'delayed': 2000, 'random': 2000, 'times': 9,
     'rounds': (60, 3, 5),
 }  # fmt: skip
 QUICK = FULL | {
@@ -53,8 +53,9 @@ STATEMENTS = 'statements (with a server: round trips)'
 def measure(lab: Lab, results: Results, sizes: dict = FULL, names=storages.MAIN) -> None:
     """Fill every storage, measure all of them in turn, and count what their reads send."""
     names = storages.available(results, PART, names)
-    results.note(PART, 'Objects of about 200 bytes. In each round a storage has new processes. Each cold read begins '
-                       f'with opening the storage; reading at random is the best of {sizes["times"]}. FileStorage has '
+    results.note(PART, 'Objects of about 200 bytes. In each round a storage has new processes; relstore with and '
+                       'without read-ahead share them, and take turns. Each cold read begins with opening the storage; '
+                       f'reading at random is the median of {sizes["times"]}, and of the rounds. FileStorage has '
                        'no cache: its hits are reads of a file that the system has in memory. ZEO has its cache in a '
                        'file. The memcached is on this machine, behind a unix socket; poll-interval is '
                        f'{storages.POLL_INTERVAL} s.')  # fmt: skip
@@ -62,19 +63,21 @@ def measure(lab: Lab, results: Results, sizes: dict = FULL, names=storages.MAIN)
         sites = [stack.enter_context(lab.site(name)) for name in names]
         oids = {site.kind: fill(site, sizes['objects']) for site in sites}
         cold = Cold(lab, results, sizes, oids)
-        every = [each for site in sites for each in (site, *variants(lab, results, site))]  # side by side, in time too
-        shared = [site for site in every if KINDS[site.kind].memcached]
-        alone = [site for site in every if site not in shared]
+        variants_of = {site.kind: variants(lab, results, site) for site in sites}
+        shared = [each for some in variants_of.values() for each in some if KINDS[each.kind].memcached]
+        alone = [[site, *(each for each in variants_of[site.kind] if each not in shared)] for site in sites]
         for _ in rounds(*sizes['rounds']):
             for site in sites:
                 hot(results, site, oids[site.kind][: sizes['hits']], sizes)
             for site in (*sites, *shared):
                 read_only(results, site, oids_of(site, oids), sizes)
-            for site in alone:
-                cold.clock(site)
+            for side_by_side in alone:
+                cold.clock(side_by_side)
+        for side_by_side in alone:
+            cold.compare(side_by_side)
         for site in (*sites, *shared):
             count_read_only(lab, results, site, oids_of(site, oids), sizes)
-        for site in alone:
+        for site in chain.from_iterable(alone):
             cold.delayed(site)
             cold.count(site)
     growth(results, names, sizes['threads'])
@@ -247,15 +250,21 @@ def read(site: Site, way: Callable, oids: list[bytes], count: int, measure: Call
     return spent
 
 
-def seconds_of(site: Site, ways: list[tuple], oids: list[bytes]) -> list[float]:
-    """Return how long each way takes: the best of so many times, for others use the machine too.
+def seconds_of(sites: list[Site], ways: list[tuple], oids: list[bytes]) -> list[list[float]]:
+    """Return how long each way takes in each site: the median of so many times, for others use the machine too.
 
+    The sites take turns, since what they differ by may be less than one minute differs from the next.
     ways: (how, how many objects, how often).
     """
-    gc.collect()
-    return [
-        min(read(site, way, oids, count, time.perf_counter) for _ in range(times)) for way, count, times in ways
-    ]  # fmt: skip
+    medians = []
+    for way, count, times in ways:
+        taken: list[list[float]] = [[] for _ in sites]
+        for n in range(times):
+            for site, spent in list(zip(sites, taken, strict=True))[:: -1 if n % 2 else 1]:
+                gc.collect()
+                spent.append(read(site, way, oids, count, time.perf_counter))
+        medians.append([statistics.median(spent) for spent in taken])
+    return medians
 
 
 class Cold:
@@ -279,10 +288,28 @@ class Cold:
                 spent = read(reached, way, oids_of(site, self.oids), count, statements)
             self.results.add(Case(PART, group, name, STATEMENTS, 'less'), site.kind, spent)
 
-    def clock(self, site: Site) -> None:
-        taken = clients.alone(seconds_of, site, [way[:3] for way in self.ways], oids_of(site, self.oids))
-        for (*_, group, name), seconds in zip(self.ways, taken, strict=True):
-            self.results.add(Case(PART, group, f'{name}: time', 'ms', 'less'), site.kind, seconds * 1e3)
+    def clock(self, sites: list[Site]) -> None:
+        """Measure sites over the same database, in one process."""
+        taken = clients.alone(seconds_of, sites, [way[:3] for way in self.ways], oids_of(sites[0], self.oids))
+        for way, spent in zip(self.ways, taken, strict=True):
+            for site, seconds in zip(sites, spent, strict=True):
+                self.results.add(self.time_of(way), site.kind, seconds * 1e3)
+
+    def time_of(self, way: tuple) -> Case:
+        *_, group, name = way
+        return Case(PART, group, f'{name}: time', 'ms', 'less')
+
+    def compare(self, sites: list[Site]) -> None:
+        """Note how the first differs from the others, with which it took turns: in each round, and in the median."""
+        first, *others = sites
+        for other in others:
+            found = []
+            for way in self.ways:
+                pairs = zip(*(self.results.samples[self.time_of(way), site.kind, None] for site in (first, other)),
+                            strict=True)  # fmt: skip
+                ratios = sorted(ours / theirs for ours, theirs in pairs)
+                found.append(f'{way[-1]} {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})')
+            self.results.note(PART, f'{first.kind}, time in multiples of that of {other.kind}: {", ".join(found)}.')
 
     def delayed(self, site: Site) -> None:
         """Iterate the tree over a slow network, once: it is the number of round trips that decides."""
@@ -293,6 +320,6 @@ class Cold:
         with coldpage.proxy_to(self.lab, site) as proxy:
             proxy.delay = coldpage.DELAY
             reached = coldpage.through(self.lab, site, proxy)
-            [seconds] = clients.alone(seconds_of, reached, [(way, count, 1)], oids_of(site, self.oids))
+            [[seconds]] = clients.alone(seconds_of, [reached], [(way, count, 1)], oids_of(site, self.oids))
         panel = f'{name}: time, network delay 1 ms' + (f', {count:,} objects' if count < self.sizes['objects'] else '')
         self.results.add(Case(PART, group, panel, 'ms', 'less'), site.kind, seconds * 1e3)
