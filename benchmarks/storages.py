@@ -330,8 +330,16 @@ class Lab:
 
     @contextmanager
     def copy(self, site: Site) -> Iterator[Site]:
-        """Make a copy of a database on PostgreSQL that nobody has open; remove it afterwards."""
-        server, database = self.server(KINDS[site.kind].server), f'bench_{next(self._numbers)}'
+        """Make a copy of a database that nobody has open, on PostgreSQL or in files; remove it afterwards."""
+        number = next(self._numbers)
+        if not KINDS[site.kind].server:
+            directory = shutil.copytree(site.where, self.directory / f'{number}')
+            try:
+                yield site.at(str(directory))
+            finally:
+                shutil.rmtree(directory)
+            return
+        server, database = self.server(KINDS[site.kind].server), f'bench_{number}'
         where = server.copy_database(site.where.rpartition('dbname=')[2], database)
         try:
             yield site.at(where)
