@@ -37,7 +37,8 @@ LARGEST_HIT = 65536     # bytes of a cached state that is searched for reference
 PATIENCE = 8            # where guesses were wrong, one miss in so many is looked at, and one such state
 LARGEST_OID = 2 ** 63 - 1
 TIRED = 64              # misses in a row without a guess, after which only some are looked at:
-LOOKED_AT, ROW = 32, 128        # the first of so many
+LOOKED_AT = 48          # so many, after a rest of so many that are not, which doubles while there is no guess
+REST, LONGEST_REST = 96, 384
 
 _pack = Struct('>Q').pack
 
@@ -115,8 +116,9 @@ class ReadAhead:
         self._last_start = b''      # how its records begin
         self._unjudged: deque[tuple[_Window, list[int]]] = deque()
         self._left_alone = 0
-        self._in_vain = 0           # misses in a row for which there was no guess
-        self._resting = False       # is the last of them one that was not looked at?
+        self._resting = False       # are misses not looked at?
+        self._left = TIRED          # misses until that changes, if there is no guess
+        self._rest = REST           # and how many will not be looked at then
         # Referrers by their own oid, and by what they refer to: those used last, and those used before them.
         self._states: dict[int, _Referrer] = {}
         self._parents: dict[int, _Referrer] = {}
@@ -124,7 +126,14 @@ class ReadAhead:
 
     def wake(self) -> None:
         """Begin to look again: what follows may be read in order."""
-        self._in_vain, self._resting = 0, False
+        self._resting, self._left, self._rest = False, TIRED, REST
+
+    def _turn(self) -> None:
+        self._resting = not self._resting
+        if self._resting:
+            self._left, self._rest = self._rest, min(2 * self._rest, LONGEST_REST)
+        else:
+            self._left = LOOKED_AT
 
     # What is known --------------------------------------------------------------------------------------------------
 
@@ -217,11 +226,11 @@ class ReadAhead:
 
         hit: the state that the view has found in the cache last, if that was since the last miss.
         """
-        self._in_vain = in_vain = self._in_vain + 1
-        if in_vain > TIRED:
-            self._resting = in_vain % ROW >= LOOKED_AT
-            if self._resting:
-                return []
+        if not self._left:
+            self._turn()
+        self._left -= 1
+        if self._resting:
+            return []
         referrer = self._parents.get(oid) or self._older_parents.get(oid)
         if referrer is None:
             referrer = None if hit is None else self._in_hit(oid, hit)
@@ -256,7 +265,7 @@ class ReadAhead:
             across.fetched = self._take(across, oid, at, self._across(referrer, place), found)
         found.pop(oid, None)
         if found:
-            self._in_vain = 0
+            self.wake()
         self._counts.fetched += len(found)
         return list(found)
 

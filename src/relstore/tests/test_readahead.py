@@ -3,6 +3,7 @@ import io
 import random
 import unittest
 from collections import defaultdict
+from itertools import groupby
 from unittest import mock
 
 from BTrees.OOBTree import OOBTree, OOBucket
@@ -21,10 +22,11 @@ from relstore.readahead import (
     LARGEST,
     LARGEST_HIT,
     LARGEST_STATE,
+    LONGEST_REST,
     LOOKED_AT,
     PATIENCE,
     REMEMBERED,
-    ROW,
+    REST,
     TIRED,
     Counts,
     Kind,
@@ -277,19 +279,22 @@ class Guesses(unittest.TestCase):
     def test_after_many_misses_without_a_guess_few_are_looked_at(self):
         for oid in range(TIRED):
             self.miss(oid)
-        folders = range(1_000_000, 1_040_000, 100)
+        folders = range(1_000_000, 1_140_000, 100)
         for folder in folders:
-            self.saw(folder, folder + 1, folder + 2, of=MinPO)
             self.assertEqual(self.miss(folder + 50), [])
-        looked_at = len(set(folders).intersection(self.ahead._states)) / len(folders)
-        self.assertAlmostEqual(looked_at, LOOKED_AT / ROW, delta=0.05)
+            self.saw(folder, folder + 1, folder + 2, of=MinPO)
+        runs = [(looked_at, len(list(run)))
+                for looked_at, run in groupby(folder in self.ahead._states for folder in folders)]
+        self.assertEqual(runs[:5], [
+            (False, REST), (True, LOOKED_AT), (False, 2 * REST), (True, LOOKED_AT), (False, LONGEST_REST)])
+        self.assertEqual(runs[6], (False, LONGEST_REST))
 
     def test_a_guess_ends_the_rest(self):
-        for oid in range(10 * ROW):
+        for oid in range(1250):
             self.miss(oid)
         missed = self.read_buckets(1_000_000)
         self.assertGreater(missed, 1)
-        self.assertLess(missed, 2 * ROW)
+        self.assertLess(missed, LONGEST_REST + LOOKED_AT)
         self.assertLess(self.read_buckets(2_000_000), 110)      # the first of each bucket, which nothing leads to
 
     def read_buckets(self, start):
@@ -301,7 +306,7 @@ class Guesses(unittest.TestCase):
         return missed
 
     def test_another_transaction_ends_the_rest(self):
-        for oid in range(10 * ROW):
+        for oid in range(10 * REST):
             self.miss(oid)
             if self.ahead._resting:
                 break
