@@ -36,6 +36,7 @@ CLASSES = 2000          # that are told apart
 LARGEST_HIT = 65536     # bytes of a cached state that is searched for references
 PATIENCE = 8            # where guesses were wrong, one miss in so many is looked at, and one such state
 LARGEST_OID = 2 ** 63 - 1
+PROTO = b'\x80'         # what a pickle begins with
 TIRED = 64              # misses in a row without a guess, after which only some are looked at:
 LOOKED_AT = 48          # so many, after a rest of so many that are not, which doubles while there is no guess
 REST, LONGEST_REST = 96, 384
@@ -106,11 +107,11 @@ class _Referrer:
 class ReadAhead:
     """The guesses for one view, used by one thread at a time; `counts` is shared.
 
-    untransform: from a stored record to the pickle in it, as ZODB's storage wrappers define it.
+    plain: from a stored record to the pickle in it, where a storage wrapper has changed it.
     """
 
-    def __init__(self, cache: Cache, counts: Counts, untransform: Callable[[bytes], bytes]):
-        self._cache, self._counts, self._untransform = cache, counts, untransform
+    def __init__(self, cache: Cache, counts: Counts, plain: Callable[[bytes], bytes]):
+        self._cache, self._counts, self._plain = cache, counts, plain
         self._classes: dict[bytes, _Class] = {}
         self._last_class: _Class | None = None
         self._last_start = b''      # how its records begin
@@ -142,7 +143,7 @@ class ReadAhead:
         if self._resting:
             return
         if refs is None:
-            refs = references(self._untransform(state))
+            refs = references(self._record(state))
         if not refs:
             return
         cls = self._class(state)
@@ -153,12 +154,17 @@ class ReadAhead:
                 return      # enough are left to find out if they are read in order again
         self._remember(_Referrer(oid, refs, cls))
 
+    def _record(self, state: bytes) -> bytes:
+        """Return the pickle in a stored record. What begins as one is not looked into by a storage wrapper."""
+        return state if state[:1] == PROTO else self._plain(state)
+
     def _class(self, state: bytes) -> _Class:
-        # A record begins with two lines, the module and the name; one that a storage wrapper has changed does not.
+        # A record begins with two lines, the module and the name.
         if self._last_class is not None and state.startswith(self._last_start):
             return self._last_class
+        state = self._record(state)
         end = state.find(b'\n', state.find(b'\n', 0, 200) + 1, 300)
-        name = state[2:end] if end > 0 and state[0] == 0x80 else b''
+        name = state[2:end] if end > 0 and state[:1] == PROTO else b''
         cls = self._classes.get(name)
         if cls is None:
             kinds = self._counts.kinds
@@ -193,20 +199,19 @@ class ReadAhead:
 
     def _in_hit(self, oid: int, hit: bytes) -> _Referrer | None:
         """Return the referrer that the hit state is, if it refers to the object."""
-        # Q pushes a reference. Where a storage wrapper has changed the record, it is a guess less.
-        if b'Q' not in hit or len(hit) > LARGEST_HIT:
+        if len(hit) > LARGEST_HIT:
             return None
-        packed, state = _pack(oid), self._untransform(hit)
-        if packed not in state:
+        packed, state = _pack(oid), self._record(hit)
+        if b'Q' not in state or packed not in state:        # Q pushes a reference
             return None
-        if not self._class(hit).kind.along:
+        if not self._class(state).kind.along:
             self._left_alone += 1
             if self._left_alone % PATIENCE:
                 return None
         refs = references(state) or b''
         if _place(packed, refs) < 0:
             return None
-        self.saw(None, hit, refs)
+        self.saw(None, state, refs)
         return self._parents.get(oid)
 
     def _siblings(self, referrer: _Referrer) -> Iterator[tuple[int, _Referrer | None]]:

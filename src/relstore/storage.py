@@ -65,7 +65,7 @@ class RelStore(UndoLogCompatible):
         self._snapshot_due = False              # nobody needed one yet, because the poll was saved
         self._snapshot_late = False             # when it was opened at last, others had committed
         self._unshared: list[tuple] = []        # rows for memcached: one message a transaction, not one a load
-        self._ahead = ReadAhead(self._cache, database.ahead, lambda record: database.untransform(record))
+        self._ahead = ReadAhead(self._cache, database.ahead, database.plain)
         self._hit: bytes | None = None          # the last state that was in the cache, if no load missed since
         self._txn: Transaction | None = None
         self._commit_lock = threading.Lock()    # held from tpc_begin to tpc_finish or tpc_abort

@@ -29,7 +29,6 @@ from relstore.readahead import (
     REST,
     TIRED,
     Counts,
-    Kind,
     ReadAhead,
 )
 from relstore.references import references
@@ -325,11 +324,14 @@ class Guesses(unittest.TestCase):
         self.assertEqual(self.miss(5, hit=record(5, 6, text=b'x' * LARGEST_HIT)), [])
 
     def test_records_that_a_storage_around_this_one_has_changed(self):
-        ahead = ReadAhead(self.cache, self.counts, lambda record: record[::-1])
-        self.counts.kinds[b''] = Kind(b'cBTrees.')
-        ahead.saw(1, record(5, 6)[::-1], None)
+        ahead = ReadAhead(self.cache, self.counts, lambda wrapped: bytes.fromhex(wrapped[2:].decode()))
+        wrapped = b'.h' + record(5, 6).hex().encode()
+        self.assertNotIn(b'Q', wrapped)
+        ahead.saw(1, wrapped, None)
         self.assertEqual(ahead.beside(5, 1, None), [6])
-        self.assertEqual(ahead.beside(7, 1, record(7, 8)[::-1]), [8])
+        self.assertEqual(ahead.beside(7, 1, b'.h' + record(7, 8).hex().encode()), [8])
+        [name] = self.counts.kinds
+        self.assertIn(b'OOBucket', name)
 
     def test_memory_is_bounded(self):
         for node in range(0, 100 * REMEMBERED, 100):
