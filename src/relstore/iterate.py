@@ -1,5 +1,5 @@
 """Walk through a storage: transaction by transaction, or object by object. In pages, never all at once."""
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ZODB.BaseStorage import DataRecord, TransactionRecord
 from ZODB.POSException import StorageError
@@ -16,7 +16,9 @@ class TransactionIterator:
     """The transactions with start <= tid <= stop as the database holds them now; see IStorageIteration.
 
     Its transactions can be iterated over as often as one likes, itself once.
+    unwrap: what makes of a stored record the one that its records are to have, or None.
     """
+    unwrap: Callable[[bytes], bytes] | None = None
 
     def __init__(self, database: Database, start: int = 0, stop: int = MAX_TID):
         self._database = database
@@ -41,7 +43,7 @@ class TransactionIterator:
             rows = pool.attempt(lambda s: adapter.transactions(s, start, stop, TRANSACTIONS))
             for tid, packed, user, description, extension in rows:
                 yield Transaction(self._database, tid, 'p' if packed else ' ', bytes(user or b''),
-                                  bytes(description or b''), bytes(extension or b''))
+                                  bytes(description or b''), bytes(extension or b''), self.unwrap)
             if len(rows) < TRANSACTIONS:
                 return
             start = rows[-1][0] + 1
@@ -50,9 +52,10 @@ class TransactionIterator:
 class Transaction(TransactionRecord):
     """One transaction; iterating over it yields its records in oid order."""
 
-    def __init__(self, database: Database, tid: int, status: str, user: bytes, description: bytes, extension: bytes):
+    def __init__(self, database: Database, tid: int, status: str, user: bytes, description: bytes, extension: bytes,
+                 unwrap: Callable[[bytes], bytes] | None = None):
         super().__init__(p64(tid), status, user, description, extension)
-        self._database = database
+        self._database, self._unwrap = database, unwrap
 
     def __iter__(self) -> Iterator[DataRecord]:
         adapter, pool, tid = self._database.adapter, self._database.pool, u64(self.tid)
@@ -60,6 +63,8 @@ class Transaction(TransactionRecord):
         while True:
             rows = pool.attempt(lambda s: adapter.records(s, tid, after, RECORDS))
             for oid, state, data_tid in rows:
+                if state and self._unwrap is not None:
+                    state = self._unwrap(state)
                 yield DataRecord(p64(oid), self.tid, state, p64(data_tid) if data_tid else None)
             if len(rows) < RECORDS:
                 return

@@ -68,6 +68,7 @@ class RelStore(UndoLogCompatible):
         self._ahead = ReadAhead(self._cache, database.ahead, database.plain)
         self._hit: bytes | None = None          # the last state that was in the cache, if no load missed since
         self._txn: Transaction | None = None
+        self._wrapper = None                    # a storage around this one, see registerDB
         self._commit_lock = threading.Lock()    # held from tpc_begin to tpc_finish or tpc_abort
         if self._adapter.keep_history:
             alsoProvides(self, IStorageUndoable)
@@ -97,6 +98,7 @@ class RelStore(UndoLogCompatible):
 
     def registerDB(self, wrapper) -> None:
         """Learn how a wrapper around this storage changes records."""
+        self._wrapper = wrapper
         self._database.transform = wrapper.transform_record_data
         self._database.untransform = wrapper.untransform_record_data
 
@@ -107,7 +109,14 @@ class RelStore(UndoLogCompatible):
     # IMVCCStorage: instances and views ----------------------------------------------------------------------------
 
     def new_instance(self) -> 'RelStore':
-        return RelStore(self._database)
+        """Return an instance for one connection. It changes records as a wrapper around this one does.
+
+        Most wrappers have no new_instance and hand this call down, so nothing is around what is returned. One whose
+        load is ours (ServerZlibStorage, say) leaves records to others.
+        """
+        if getattr(self._wrapper, 'load', self.load) == self.load:
+            return RelStore(self._database)
+        return _Wrapped(self._database, self._wrapper)
 
     def before_instance(self, before: bytes) -> HistoricalStorageAdapter:
         """Return a read-only instance that sees the database as it was before the tid `before`."""
@@ -520,3 +529,49 @@ class RelStore(UndoLogCompatible):
         self.release()
         self._database.zap_all()
         self._at, self._generation, self._last = None, -1, (None, -1)
+
+
+class _Wrapped(RelStore):
+    """An instance that does itself what a wrapper does around the storage that made it.
+
+    Records are wrapped as they come in and unwrapped as they go out. Below that, in the cache and in memcached too,
+    they are what the database holds: an encrypted one is nowhere kept in clear.
+    """
+
+    def __init__(self, database: Database, wrapper):
+        super().__init__(database)
+        self._wrapper = wrapper
+        self._wrap: Callable[[bytes], bytes] = wrapper.transform_record_data
+        self._unwrap: Callable[[bytes], bytes] = wrapper.untransform_record_data
+
+    def registerDB(self, wrapper) -> None:
+        """Leave it to the wrapper: this one has a new_instance, which has wrapped what ours has returned."""
+        super().registerDB(wrapper)
+        self._wrap = self._unwrap = lambda record: record
+
+    def load(self, oid: bytes, version: str = '') -> tuple[bytes, bytes]:
+        state, tid = super().load(oid)
+        return self._unwrap(state), tid
+
+    def loadBefore(self, oid: bytes, tid: bytes) -> tuple[bytes, bytes, bytes | None] | None:
+        found = super().loadBefore(oid, tid)
+        return found and (self._unwrap(found[0]), *found[1:])
+
+    def loadSerial(self, oid: bytes, serial: bytes) -> bytes:
+        return self._unwrap(super().loadSerial(oid, serial))
+
+    def store(self, oid: bytes, serial: bytes | None, data: bytes, version: str, transaction) -> None:
+        super().store(oid, serial, self._wrap(data), version, transaction)
+
+    def restore(self, oid: bytes, serial: bytes, data: bytes | None, version: str, prev_txn: bytes | None,
+                transaction) -> None:
+        super().restore(oid, serial, data and self._wrap(data), version, prev_txn, transaction)
+
+    def iterator(self, start: bytes | None = None, stop: bytes | None = None) -> iterate.TransactionIterator:
+        transactions = super().iterator(start, stop)
+        transactions.unwrap = self._unwrap
+        return transactions
+
+    def record_iternext(self, next: bytes | None = None) -> tuple[bytes, bytes, bytes, bytes | None]:
+        oid, tid, state, following = super().record_iternext(next)
+        return oid, tid, self._unwrap(state), following
