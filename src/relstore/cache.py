@@ -360,15 +360,17 @@ class Cache:
             # Last, so that who reads it before head never has the new generation with the old head.
             self.generation += 1
 
-    def remove(self, oids: Iterable[int]) -> None:
-        """Forget objects that were packed away, and all that is not current; begin a new generation.
+    def remove(self, oids: Iterable[int] | None) -> None:
+        """Forget objects that were packed away (None: all), and what is not current; begin a new generation.
 
         No view of this one may bring them back.
         """
         with self._lock:
+            if oids is None:
+                self._forget()
             self._bytes -= sum(_size(revision.state) for revision in self._older.values())
             self._older = {}
-            for oid in oids:
+            for oid in oids or ():
                 revision = self._entries.pop(oid, None)
                 if revision is not None:
                     self._bytes -= OBJECT_BYTES + _size(revision.state)

@@ -235,7 +235,6 @@ class Transaction:
 
         What is copied with its tid may refer to what comes later.
         """
-        self._database.saw_sweeps(verdict.sweeps)
         swept = self._database.swept(self._sweeps, verdict.sweeps) if self._tid is None else []
         if not verdict.sweeping and swept == []:
             return

@@ -29,8 +29,9 @@ class Database:
     """An open database: adapter, session pool, cache and oids. Made once, thread-safe.
 
     An epoch is a value that changes whenever the database may have lost commits that were visible (a crash, a
-    failover, a restored backup). The cache's `generation` counts the epochs seen here: a view of an earlier
-    generation is of no use any more, and neither is anything that was derived from it.
+    failover, a restored backup). The cache's `generation` counts the epochs seen here, and the sweeps of packs: a view
+    of an earlier epoch is of no use any more, and neither is anything that was derived from it; one of before a sweep
+    may go on, but without the cache.
     """
 
     def __init__(self, adapter: Adapter, options: Options):
@@ -58,7 +59,6 @@ class Database:
         self._first_generation = 0              # of the epoch
         # How many sweeps of a pack are known, from which generation of this epoch on: in the order of these.
         self._sweeps: dict[int, int] = {}
-        self._sweeps_seen = 0                   # how many there were when somebody looked last
         # What they removed, of those that this process has learnt of one by one, and lately: by number, in order.
         self._swept: dict[int, array] = {}
         self._forked = False        # and not used since
@@ -69,10 +69,10 @@ class Database:
                     self.counter = CommitCounter(self.memcached, options.cache_prefix, self.name)
                 self.polling = Polling(self.counter, self._poll_interval())
                 self.warm = self._saved_cache()
-                self._sweeps_seen, _ = adapter.sweep_state(session)
+                sweeps, _ = adapter.sweep_state(session)
                 last = cache(partial(adapter.last_tid, session))        # asked after the file, which others may renew
-                since = self.warm.head(self._named(session.epoch), last) if self.warm else last()
-                self._begin(session.epoch, since=since, last=last())
+                since = self.warm.head(_named(session.epoch, sweeps), last) if self.warm else last()
+                self._begin(session.epoch, sweeps, since=since, last=last())
                 if self.cache.head < last():
                     self.poll(session)
         except BaseException:
@@ -126,24 +126,19 @@ class Database:
 
         -1 if it was of another epoch.
         """
-        return next((number for first, number in reversed(self._sweeps.items()) if first <= generation), -1)
-
-    def saw_sweeps(self, number: int) -> None:
-        """Somebody has learnt that so many sweeps have ended. What they removed is dropped at the next poll."""
-        self._sweeps_seen = max(self._sweeps_seen, number)
+        for first, number in reversed(self._sweeps.items()):
+            if first <= generation:
+                return number
+        return -1
 
     def swept(self, old: int, new: int) -> list[Sequence[int]] | None:
         """Return what the sweeps after `old`, up to `new`, have removed, each in order; None if that is not known."""
         lists = [self._swept.get(number) for number in range(old + 1, new + 1)]
         return None if old > new or None in lists else lists
 
-    def _named(self, epoch: str) -> str:
-        """Return what to call an epoch where states of it are kept outside of this process."""
-        return f'{epoch}/{self._sweeps_seen}'
-
     def _named_epoch_of(self, generation: int) -> str:
         with self._lock:
-            return f'{self._epoch}/{self.sweeps_of(generation)}' if generation == self.cache.generation else ''
+            return _named(self._epoch, self.sweeps_of(generation)) if generation == self.cache.generation else ''
 
     def known(self) -> Answer:
         """Return where a view may stand without a question to the database."""
@@ -164,12 +159,10 @@ class Database:
         """
         if self._forked:
             self._begin_in_child()
-        if self._sweeps_seen != self.sweeps_of(self.cache.generation):
-            self.drop_swept(session)
         generation = self.cache.generation      # read before head: see Cache
         since = self.cache.head
         self.polling.sent += 1
-        epoch, last, changes = self.adapter.poll(session, since, self.options.poll_limit)
+        epoch, last, sweeps, changes = self.adapter.poll(session, since, self.options.poll_limit)
         if epoch != self._epoch or last < since:
             with self._lock:
                 if generation != self.cache.generation:
@@ -177,9 +170,10 @@ class Database:
                 if epoch != self._epoch or last < since:
                     log.warning('The database is not what it was: restarted after a crash, failed over, restored or '
                                 'emptied. It stands at tid %#x, and everything cached is dropped.', last)
-                    self._sweeps_seen, _ = self.adapter.sweep_state(session)    # a backup may have had fewer
-                    self._begin_anew(epoch, last)
+                    self._begin_anew(epoch, sweeps, last)
                     return last, self.cache.generation
+        if sweeps > self.sweeps_of(generation):
+            generation = self._drop_swept(session, generation, sweeps)
         if len(changes) > self.options.poll_limit:
             self.cache.jump(last, generation)
         else:
@@ -206,44 +200,53 @@ class Database:
             if self.counter is not None and over:
                 self.counter.done(token)
 
-    def _begin(self, epoch: str, last: int, since: int | None = None) -> None:
+    def _begin(self, epoch: str, sweeps: int, last: int, since: int | None = None) -> None:
         """Start a generation of views and cached states.
 
-        last: the newest tid. since: in a new process, where the log is to begin because what was saved is of that time;
-        it begins earlier still where what the processes share does.
+        sweeps: how many have ended. last: the newest tid. since: in a new process, where the log is to begin because
+        what was saved is of that time; it begins earlier still where what the processes share does.
         """
         base = None
         if self.tier is not None:
-            base = self.tier.begin(self.name, self._named(epoch), self.cache.generation + 1, last)
+            base = self.tier.begin(self.name, _named(epoch, sweeps), self.cache.generation + 1, last)
         if since is None:
             since = last
         elif base is not None:
             since = min(since, base)
         self.oids.forget()      # the database may count them anew
         self._first_generation = self.cache.generation + 1
-        self._sweeps, self._swept = {self._first_generation: self._sweeps_seen}, {}
+        self._sweeps, self._swept = {self._first_generation: sweeps}, {}
         self.cache.restart(since)
         self.polling.forget()
         self._epoch = epoch
 
-    def drop_swept(self, session: Session) -> None:
-        """Begin a new generation, without what sweeps of a pack have removed."""
-        number = self._sweeps_seen
-        is_next = self.sweeps_of(self.cache.generation) == number - 1
+    def _drop_swept(self, session: Session, generation: int, number: int) -> int:
+        """Begin a generation without what sweeps of a pack, so many, have removed; return it, for views that know them.
+
+        generation: in which somebody asked. The session tells of these sweeps and of no later one, or of what is now.
+        What could interleave:
+
+        * Others load meanwhile what they still see, in views of earlier generations: they may not put it anywhere.
+        * Others were told the same: whoever is first begins the generation, and the others' answers are as good in it.
+        * Others were told of one sweep more, and were quicker: what our view sees may be gone by now. Or the epoch is
+          over. Then it stays in the generation in which it asked.
+        """
+        is_next = self.sweeps_of(generation) == number - 1
         oids = self.adapter.swept(session, number, self.options.poll_limit) if is_next else None
         with self._lock:
-            generation = self.cache.generation
-            if self.sweeps_of(generation) >= number:
-                return          # another thread was quicker
-            self._sweeps = self._sweeps | {generation + 1: number}      # others look it up without the lock
-            if oids is not None:
-                self._remember(number, oids)
-            if self.tier is not None:
-                self.tier.begin(self.name, f'{self._epoch}/{number}', generation + 1, self.cache.head)
-            if oids is None:
-                self.cache.clear()
-            self.cache.remove(oids or ())
-            self.polling.forget()
+            now = self.cache.generation
+            known = self.sweeps_of(now)
+            if known > number or not self.is_current(generation):
+                return generation
+            if known < number:
+                self._sweeps = self._sweeps | {now + 1: number}     # others look it up without the lock
+                if oids is not None:
+                    self._remember(number, oids)
+                if self.tier is not None:
+                    self.tier.begin(self.name, _named(self._epoch, number), now + 1, self.cache.head)
+                self.cache.remove(oids)
+                self.polling.forget()
+            return self.cache.generation
 
     def _remember(self, number: int, oids: list[int]) -> None:
         """Keep what a sweep has removed, for connections that may hold it; of all sweeps as much as of one."""
@@ -252,11 +255,11 @@ class Database:
             del swept[next(iter(swept))]
         self._swept = swept
 
-    def _begin_anew(self, epoch: str, last: int) -> None:
+    def _begin_anew(self, epoch: str, sweeps: int, last: int) -> None:
         self.pool.retire()      # sessions know the epoch they began in
         if self.warm is not None:
             self.warm.discard()
-        self._begin(epoch, last)
+        self._begin(epoch, sweeps, last)
         if self.counter is not None:
             self.counter.done(False)    # as of a commit that nobody counted: the others have to see it, too
 
@@ -265,9 +268,9 @@ class Database:
             self.adapter.keep_packs_out(alone, 'empty it afterwards')
             self.adapter.zap_all(session)
             epoch = self.adapter.epoch(session)
-            self._sweeps_seen, _ = self.adapter.sweep_state(session)
+            sweeps, _ = self.adapter.sweep_state(session)
         with self._lock:
-            self._begin_anew(epoch, 0)
+            self._begin_anew(epoch, sweeps, 0)
 
     def plain(self, state: bytes | None) -> bytes | None:
         """Return a record as it was before a storage around this one has wrapped it; as it is where none did."""
@@ -307,14 +310,20 @@ class Database:
         """Begin as a new process does, at the first poll: a child that does not use the storage shall do nothing."""
         with self._lock:
             if self._forked:
-                head = self.cache.head
+                head, sweeps = self.cache.head, self.sweeps_of(self.cache.generation)
                 if self.warm is None or not self.warm.is_open:
-                    self._begin(self._epoch, head, head)
+                    self._begin(self._epoch, sweeps, head, head)
                 else:
                     # A file that is newer was saved by another process, and serves as well.
-                    self._begin(self._epoch, head, min(head, self.warm.head(self._named(self._epoch), lambda: MAX_TID)))
+                    saved = self.warm.head(_named(self._epoch, sweeps), lambda: MAX_TID)
+                    self._begin(self._epoch, sweeps, head, min(head, saved))
                     self.warm.start()
                 self._forked = False
+
+
+def _named(epoch: str, sweeps: int) -> str:
+    """Return what to call an epoch where states of it are kept outside of a process."""
+    return f'{epoch}/{sweeps}'
 
 
 _databases: weakref.WeakSet[Database] = weakref.WeakSet()

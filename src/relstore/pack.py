@@ -12,7 +12,7 @@ that, in short steps. What could interleave, and why nothing that is reachable i
   still there may refer to what is not.
 * A transaction began before the sweep ended, and votes afterwards; or its connection did, whose application may hold
   what nothing refers to. A number counts the sweeps; where it was smaller when the connection began, vote looks whether
-  what is linked is there (commit.py), and what was cached is dropped (database.py).
+  what is linked is there (commit.py). Every poll tells it, too, and then what was cached is dropped (database.py).
 
 So the steps need no lock: nobody else reads or writes the rows that they remove. RelStorage looks at none of this. What
 it does during a sweep is read before each step, and where it may write nothing goes that was garbage for a moment only.

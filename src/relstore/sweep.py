@@ -60,9 +60,10 @@ class Sweep:
             report.spared = self._doomed.spared
             if self._adapter.keep_history:
                 self._forget_transactions()
-            self._end()
-            self._database.saw_sweeps(self._adapter.sweep_state(session)[0])
-            self._database.drop_swept(session)
+            with self._database.announced():    # who asks nothing as long as nothing is committed is to learn of it
+                self._end()
+            self._database.poll(session)
+            session.rollback()
 
     def _close_the_door(self) -> None:
         """Take off the list what was linked since, and have each vote from then on look at it."""

@@ -275,26 +275,27 @@ class Adapter:
         row = session.one(self.sql.current_tid, (oid,))
         return row and row[0]
 
-    def poll(self, session: Session, since: int, limit: int) -> tuple[str, int, list[tuple[int, int]]]:
-        """Return (epoch, newest tid, [(oid, tid)] changed after `since`): more than `limit` if they were too many.
+    def poll(self, session: Session, since: int, limit: int) -> tuple[str, int, int, list[tuple[int, int]]]:
+        """Return (epoch, newest tid, how many sweeps have ended, [(oid, tid)] changed after `since`).
 
-        With history an object may be listed for each of its changes; the newest counts.
+        More than `limit` of these if they were too many. With history an object may be listed for each of its changes;
+        the newest counts.
         Where reads_in_snapshot, the session then holds a snapshot of just that state.
         """
-        epoch, last, changes = self._poll(session, since, limit + 1)
+        epoch, last, sweeps, changes = self._poll(session, since, limit + 1)
         if epoch is None:
             # Emptied by the crash recovery of the server, or never filled.
             session.rollback()
             self.renew_epoch(session)
-            epoch, last, changes = self._poll(session, since, limit + 1)
-        return epoch, last, changes
+            epoch, last, sweeps, changes = self._poll(session, since, limit + 1)
+        return epoch, last, sweeps, changes
 
-    def _poll(self, session: Session, since: int, limit: int) -> tuple[str | None, int, list[tuple[int, int]]]:
+    def _poll(self, session: Session, since: int, limit: int) -> tuple[str | None, int, int, list[tuple[int, int]]]:
         if self.reads_in_snapshot:
             session.run(self.sql.begin_read)
         rows = session.all(self.sql.poll, (since, limit))
-        epoch, last = rows[0][:2]
-        return epoch, last, [(oid, tid) for _, _, oid, tid in rows if oid is not None]
+        epoch, last, sweeps = rows[0][:3]
+        return epoch, last, sweeps, [(oid, tid) for _, _, _, oid, tid in rows if oid is not None]
 
     def last_tid(self, session: Session) -> int:
         [[tid]] = session.all(self.sql.last_tid)

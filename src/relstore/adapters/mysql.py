@@ -255,11 +255,11 @@ class MySQL(Adapter):
 
     # Read ---------------------------------------------------------------------------------------------------------
 
-    def _poll(self, session: Session, since: int, limit: int) -> tuple[str | None, int, list[tuple[int, int]]]:
+    def _poll(self, session: Session, since: int, limit: int) -> tuple[str | None, int, int, list[tuple[int, int]]]:
         """One message, also where a snapshot begins with it."""
         rows = self._whole(session, self.sql.poll, (since, limit), 1)
-        epoch, last = rows[0][:2]
-        return epoch, last, [(oid, tid) for _, _, oid, tid in rows if oid is not None]
+        epoch, last, sweeps = rows[0][:3]
+        return epoch, last, sweeps, [(oid, tid) for _, _, _, oid, tid in rows if oid is not None]
 
     def begin_snapshot(self, session: Session) -> int:
         [[tid]] = self._whole(session, f'{self.sql.begin_snapshot};\n{self.sql.last_tid}', (), 0)

@@ -202,10 +202,10 @@ class PostgreSQL(Adapter):
 
     # Read ---------------------------------------------------------------------------------------------------------
 
-    def _poll(self, session: Session, since: int, limit: int) -> tuple[str | None, int, list[tuple[int, int]]]:
+    def _poll(self, session: Session, since: int, limit: int) -> tuple[str | None, int, int, list[tuple[int, int]]]:
         """One message, also where a snapshot begins with it."""
-        [[epoch, last, oids, tids]] = session.script(self.sql.poll, (since, limit))
-        return epoch, last, list(zip(oids, tids, strict=True)) if oids else []
+        [[epoch, last, sweeps, oids, tids]] = session.script(self.sql.poll, (since, limit))
+        return epoch, last, sweeps, list(zip(oids, tids, strict=True)) if oids else []
 
     def load_at(self, session: Session, oid: int, at: int) -> tuple[bytes | None, int, bytes | None] | None:
         if session.pooled:

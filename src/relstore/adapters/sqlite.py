@@ -189,9 +189,10 @@ class SQLite(Adapter):
 
     # Read ---------------------------------------------------------------------------------------------------------
 
-    def _poll(self, session: Session, since: int, limit: int) -> tuple[str | None, int, list[tuple[int, int]]]:
-        [(epoch, last), *changes] = session.series([(self.sql.begin_read, ()), (self.sql.poll, (since, limit))])
-        return epoch, last, changes
+    def _poll(self, session: Session, since: int, limit: int) -> tuple[str | None, int, int, list[tuple[int, int]]]:
+        [(epoch, last), (sweeps, _), *changes] = session.series([
+            (self.sql.begin_read, ()), (self.sql.poll, (since, limit))])
+        return epoch, last, sweeps, changes
 
     # Commit -------------------------------------------------------------------------------------------------------
 

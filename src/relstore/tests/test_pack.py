@@ -64,9 +64,11 @@ from relstore.tests.servers import (
     MemcachedServer,
     memcached_program,
     require_mariadb,
+    require_memcached,
     require_postgresql,
 )
 from relstore.tests.test_storage import MVCCHexStorage
+from relstore.tests.test_warmstart import in_child
 
 BACKENDS = (SQLiteHistoryPreserving, SQLiteHistoryFree, Psycopg2HistoryPreserving, Psycopg2HistoryFree,
             MySQLdbHistoryPreserving, MySQLdbHistoryFree)
@@ -77,7 +79,7 @@ STEPS = (
     'lock_pack', 'begin_snapshot', 'estimated_count', 'revisions', 'save_references', 'last_pack', 'last_marked',
     'new_pack', 'add_garbage', 'end_marking', 'forget_garbage', 'garbage', 'changes', 'garbage_revisions', 'spare',
     'lock_votes', 'start_sweep', 'sweep_state', 'garbage_end', 'sweep', 'has_foreign_key', 'transactions_end',
-    'forget_transactions', 'end_sweep', 'swept', 'last_tid', 'writes_alone', 'meta', 'has_tid')
+    'forget_transactions', 'end_sweep', 'poll', 'swept', 'last_tid', 'writes_alone', 'meta', 'has_tid')
 # Messages of a pack that change something.
 CHANGES = re.compile(r'(?m)^(INSERT|UPDATE|DELETE|COMMIT)\b|relstore_(sweep|forget)_\d+')
 
@@ -743,6 +745,173 @@ class Memory(Suite):
             old.begin().link(z64, cluster.holder, cluster.one)
 
 
+class Readers(Suite):
+    """A process that commits nothing learns of a sweep from its polls."""
+
+    def setUp(self):
+        super().setUp()
+        self.database = self.site.database
+        self.cache = self.database.cache
+
+    def test_cached_garbage_is_gone(self):
+        [cluster] = self.clusters(1)
+        reader = self.client()
+        for oid in z64, cluster.holder, cluster.one:
+            reader.load(oid)
+        self.pack()
+        self.assertEqual(reader.load(cluster.one), record(cluster.two), 'it sees what it saw')
+        reader.begin()
+        self.assertFalse(self.cache.holds(u64(cluster.one), self.cache.head))
+        self.assertTrue(self.cache.holds(u64(cluster.holder), self.cache.head), 'the rest is kept')
+        with self.assertRaises(POSKeyError):
+            reader.load(cluster.one)
+
+    def test_too_much_to_be_told(self):
+        """Then nothing is kept, not even what a view of before brings in the last moment."""
+        clusters = self.clusters(4)
+        site = self.opened(poll_limit=5)
+        reader, cache = self.client(site), site.database.cache
+        remove, swept = cache.remove, u64(clusters[0].one)
+
+        def put_first(oids):
+            cache.put(swept, 1, record(), cache.head, cache.generation)
+            remove(oids)
+
+        self.pack()
+        with patch.object(cache, 'remove', put_first):
+            reader.begin()
+        self.assertFalse(cache.holds(swept, cache.head))
+        self.missing(reader, clusters)
+
+    def missing(self, client: Client, clusters: list[Cluster]) -> None:
+        for cluster in clusters:
+            with self.assertRaises(POSKeyError):
+                client.load(cluster.one)
+
+    def test_they_go_on_sharing(self):
+        """What is kept in memcached and in files has one name for all, also where nobody commits, or asks often."""
+        require_memcached(self)
+        server = MemcachedServer()
+        self.addCleanup(server.stop)
+        server.start()
+        with tempfile.TemporaryDirectory() as directory:
+            options = {'cache_servers': server.where, 'poll_interval': 3600, 'cache_local_dir': directory}
+            [cluster] = self.clusters(1)
+            packing, site = [self.opened(**options) for _ in range(2)]
+            reader = self.client(site)
+            reader.load(cluster.one)
+            for _ in range(3):
+                reader.begin()
+            sent = site.cache_stats()['polls_sent']
+            reader.begin()
+            self.assertEqual(site.cache_stats()['polls_sent'], sent)
+            self.pack(packing)
+            reader.begin()
+            storages = packing, site, self.opened(**options)
+            for name in (lambda d: d.tier._epoch.namespace,
+                         lambda d: d.warm._epoch_of(d.cache.generation)):
+                self.assertEqual(len({name(storage.database) for storage in storages}), 1)
+            reader.load(cluster.holder)
+            reader.begin()
+            late = self.client(storages[-1])
+            late.load(cluster.holder)
+            self.assertEqual(storages[-1].cache_stats()['shared_hits'], 1)
+            reader.view.release()
+            late.view.release()
+            for storage in storages:
+                storage.close()
+
+    def late(self, before: Callable[[], None], after: Callable[[], None]) -> tuple[int, int]:
+        """Poll while something happens before the database answers, and something before the answer comes."""
+        poll = self.database.adapter.poll
+
+        def late(*arguments):
+            with patch.object(self.database.adapter, 'poll', poll):
+                before()
+                answer = poll(*arguments)
+                after()
+            return answer
+
+        with patch.object(self.database.adapter, 'poll', late), self.site._pool.session() as session:
+            answer = self.database.poll(session)
+            session.rollback()
+        return answer
+
+    def poll(self) -> tuple[int, int]:
+        with self.site._pool.session() as session:
+            answer = self.database.poll(session)
+            session.rollback()
+        return answer
+
+    def test_told_twice(self):
+        """The second answer is as good as the first, and knows of a later change."""
+        [cluster] = self.clusters(1)
+        reader = self.client()
+        reader.load(cluster.holder)
+        self.pack()
+        told = []
+
+        def before():
+            told.append(self.poll())
+            self.client(self.storage).link(cluster.holder, note='newer')
+
+        last, generation = self.late(before, lambda: None)
+        [(first, begun)] = told
+        self.assertEqual(generation, begun)
+        self.assertEqual(generation, self.cache.generation)
+        self.assertGreater(last, first)
+        self.assertEqual(self.cache.head, last)
+        self.assertFalse(self.cache.holds(u64(cluster.holder), last))
+
+    def test_told_of_fewer(self):
+        """An answer that comes when there was another sweep: it is of a time when that had removed nothing."""
+        clusters = self.clusters(1)
+        self.pack()
+        before = self.cache.generation
+
+        def after():
+            clusters.extend(self.clusters(1))
+            self.pack()
+            self.poll()
+
+        _, generation = self.late(lambda: None, after)
+        self.assertEqual(generation, before)
+        self.assertNotEqual(generation, self.cache.generation)
+        self.assertTrue(self.database.is_current(generation), 'it is no reason for a view to fail')
+
+    def test_told_of_an_epoch_that_is_over(self):
+        self.clusters(1)
+        self.pack()
+        swept = self.database.adapter.swept
+
+        def crash(*arguments):
+            answer = swept(*arguments)
+            self.run_sql('DELETE FROM relstore_epoch')
+            with patch.object(self.database.adapter, 'swept', swept):
+                self.poll()
+            return answer
+
+        with patch.object(self.database.adapter, 'swept', crash):
+            _, generation = self.poll()
+        self.assertFalse(self.database.is_current(generation))
+
+    def test_a_child_that_was_forked_before(self):
+        [cluster] = self.clusters(1)
+        reader = self.client()
+        reader.load(cluster.one)
+        reader.view.release()
+        self.pack()
+        number, _ = self.storage._pool.attempt(self.packing.sweep_state)
+
+        def work():
+            child = Client(self.site)
+            self.assertEqual(self.database.sweeps_of(self.cache.generation), number)
+            with self.assertRaises(POSKeyError):
+                child.load(cluster.one)
+
+        in_child(self, work)
+
+
 class Field(Suite):
     """What others' packs have lost or left: see the cases one by one."""
 
@@ -993,14 +1162,15 @@ class Killed(Suite):
         while not done:
             step += 1
             linked, control = self.clusters(2)
+            client = Client(self.site)      # its application holds what it is about to link
+            client.view.release()
             done = self.pack_until(step)
             with self.subTest(step):
                 reachable(self.site)
                 _, generation = self.site._pool.attempt(self.site._adapter.sweep_state)
                 unfinished += generation != 0
-                client = Client(self.site)
                 with suppress(ConflictError, POSKeyError):
-                    client.link(linked.holder, linked.one)
+                    client.begin().link(linked.holder, linked.one)
                 client.view.release()
                 self.until_free(self.pack)
                 self.assertFalse(self.exists(control.one) or self.exists(control.two))
@@ -1844,8 +2014,9 @@ class DurableMariaDBHistoryFree(DurableMariaDBHistoryPreserving):
 DURABLE = (DurablePostgreSQLHistoryPreserving, DurablePostgreSQLHistoryFree,
            DurableMariaDBHistoryPreserving, DurableMariaDBHistoryFree)
 
-cases(globals(), Interleaved, Door, Since, Memory, Field, Records, Killed, Together, Limits, backends=BACKENDS)
+cases(globals(), Interleaved, Door, Since, Memory, Readers, Field, Records, Killed, Together, Limits, backends=BACKENDS)
 cases(globals(), ServerKilled, backends=DURABLE)
 cases(globals(), Copied, backends=BACKENDS[:2] + (DURABLE if THOROUGH else (DURABLE[0], DURABLE[3])))
 cases(globals(), Pooled, backends=(Psycopg2PooledHistoryPreserving, Psycopg3PooledHistoryFree))
-del Suite, Interleaved, Door, Since, Memory, Field, Records, Killed, Together, Limits, Copied, ServerKilled, Pooled
+del Suite, Interleaved, Door, Since, Memory, Readers, Field, Records, Killed, Together, Limits, Copied, ServerKilled
+del Pooled

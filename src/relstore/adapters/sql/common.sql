@@ -40,15 +40,16 @@ SELECT tid FROM {current_object} WHERE zoid = ?
 -- name: current_tid [hf]
 SELECT tid FROM {object_state} WHERE zoid = ?
 
--- Polling: one row (epoch, newest tid, NULL, NULL), or one for each object changed after a tid, with those.
+-- Polling: one row (epoch, newest tid, how many sweeps have ended, NULL, NULL), or one for each object changed after a
+-- tid, with those.
 
 -- name: poll [hp]
-SELECT ({epoch}), (SELECT max(t.tid) FROM {transaction} t), c.zoid, c.tid
-FROM (SELECT 1 AS one) o LEFT JOIN (SELECT zoid, tid FROM {current_object} WHERE tid > ? LIMIT ?) c ON o.one = 1
+SELECT ({epoch}), (SELECT max(t.tid) FROM {transaction} t), o.number, c.zoid, c.tid
+FROM {relstore_sweep} o LEFT JOIN (SELECT zoid, tid FROM {current_object} WHERE tid > ? LIMIT ?) c ON o.one = 1
 
 -- name: poll [hf]
-SELECT ({epoch}), (SELECT coalesce(max(t.tid), 0) FROM {object_state} t), c.zoid, c.tid
-FROM (SELECT 1 AS one) o LEFT JOIN (SELECT zoid, tid FROM {object_state} WHERE tid > ? LIMIT ?) c ON o.one = 1
+SELECT ({epoch}), (SELECT coalesce(max(t.tid), 0) FROM {object_state} t), o.number, c.zoid, c.tid
+FROM {relstore_sweep} o LEFT JOIN (SELECT zoid, tid FROM {object_state} WHERE tid > ? LIMIT ?) c ON o.one = 1
 
 -- name: last_tid [hp]
 SELECT max(tid) FROM {transaction}

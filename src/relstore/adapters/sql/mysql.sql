@@ -63,15 +63,15 @@ COMMIT
 
 -- The order makes the index on tid the plan, whatever the statistics say.
 -- name: poll [hp]
-SELECT ({epoch}), (SELECT max(t.tid) FROM {transaction} t), c.zoid, c.tid
-FROM (SELECT 1 AS one) o LEFT JOIN
+SELECT ({epoch}), (SELECT max(t.tid) FROM {transaction} t), o.number, c.zoid, c.tid
+FROM {relstore_sweep} o LEFT JOIN
     (SELECT zoid, tid FROM {current_object} WHERE tid > ? ORDER BY tid LIMIT ?) c ON o.one = 1
 
 -- name: poll [hf]
 SET TRANSACTION ISOLATION LEVEL REPEATABLE READ;
 START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY;
-SELECT ({epoch}), (SELECT coalesce(max(t.tid), 0) FROM {object_state} t), c.zoid, c.tid
-FROM (SELECT 1 AS one) o LEFT JOIN
+SELECT ({epoch}), (SELECT coalesce(max(t.tid), 0) FROM {object_state} t), o.number, c.zoid, c.tid
+FROM {relstore_sweep} o LEFT JOIN
     (SELECT zoid, tid FROM {object_state} WHERE tid > ? ORDER BY tid LIMIT ?) c ON o.one = 1
 
 -- Without a tid and a state for those that have changed since.

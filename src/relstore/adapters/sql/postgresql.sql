@@ -56,11 +56,11 @@ WHERE c.zoid >= ? AND c.zoid >= ? AND s.state IS NOT NULL ORDER BY c.zoid LIMIT 
 SELECT pg_backend_pid()
 
 -- name: poll [hp]
-SELECT epoch, last, oids, tids FROM {relstore_poll_1}(?, ?)
+SELECT epoch, last, sweeps, oids, tids FROM {relstore_poll_2}(?, ?)
 
 -- name: poll [hf]
 BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY;
-SELECT epoch, last, oids, tids FROM {relstore_poll_1}(?, ?)
+SELECT epoch, last, sweeps, oids, tids FROM {relstore_poll_2}(?, ?)
 
 -- Committing: one message for vote, one for finish. ---------------------------------------------------------------
 

@@ -57,12 +57,14 @@ END $$
 -- STABLE: all its statements see the snapshot of the one that calls it. The order, which may not be
 -- had by sorting, makes the index on tid the plan, also before the first ANALYZE, when a third is guessed to be new.
 -- With history an object is listed for each of its changes, because current_object may lack that index.
--- name: relstore_poll_1
-CREATE FUNCTION {relstore_poll_1}(
-    p_since bigint, p_limit bigint, OUT epoch text, OUT last bigint, OUT oids bigint[], OUT tids bigint[])
+-- name: relstore_poll_2
+CREATE FUNCTION {relstore_poll_2}(
+    p_since bigint, p_limit bigint,
+    OUT epoch text, OUT last bigint, OUT sweeps bigint, OUT oids bigint[], OUT tids bigint[])
 LANGUAGE plpgsql STABLE SET enable_sort = off AS $$
 BEGIN
-    SELECT ({epoch}), coalesce(max(t.tid), 0) INTO epoch, last FROM {last} t;
+    SELECT ({epoch}), coalesce((SELECT max(t.tid) FROM {last} t), 0), s.number INTO epoch, last, sweeps
+        FROM {relstore_sweep} s;
     IF last > p_since THEN
         SELECT array_agg(c.zoid), array_agg(c.tid) INTO oids, tids
             FROM (SELECT o.zoid, o.tid FROM {object_state} o WHERE o.tid > p_since ORDER BY o.tid LIMIT p_limit) c;

@@ -9,17 +9,20 @@ BEGIN IMMEDIATE
 -- name: commit
 COMMIT
 
--- First (epoch, newest tid), then (oid, tid) of each object that changed after a tid, for every time that it did: there
--- is no index by which to find the newest alone. Asked as a join, as of a server, it takes twice as long.
+-- First (epoch, newest tid), then (number of the last sweep, generation of one under way), then (oid, tid) of each object
+-- that changed after a tid, for every time that it did: there is no index by which to find the newest alone. Asked as a
+-- join, as of a server, it takes twice as long.
 -- name: poll [hp]
 SELECT ({epoch}), max(tid) FROM {transaction}
+UNION ALL SELECT number, generation FROM {relstore_sweep}
 UNION ALL SELECT * FROM (SELECT zoid, tid FROM {object_state} WHERE tid > ? LIMIT ?)
 
 -- name: poll [hf]
 SELECT ({epoch}), coalesce(max(tid), 0) FROM {object_state}
+UNION ALL SELECT number, generation FROM {relstore_sweep}
 UNION ALL SELECT * FROM (SELECT zoid, tid FROM {object_state} WHERE tid > ? LIMIT ?)
 
--- Likewise: then (number of the last sweep, generation of one under way), then of each of these objects that exists.
+-- Likewise, of each of these objects that exists.
 -- name: vote [hp]
 SELECT ({epoch}), max(tid) FROM {transaction}
 UNION ALL SELECT number, generation FROM {relstore_sweep}
