@@ -195,11 +195,13 @@ class Adapter:
         """Say who may write, one of WRITERS; wait up to `timeout` seconds for the commits under way.
 
         'relstore' is a promise that no RelStorage process will: it would see neither a pack nor a large transaction.
-        'any' is refused as long as there is something that it must not see.
+        'any' is refused as long as there is something that it must not see, and makes the index that it polls by.
         """
         with closing(self._admin_session()) as session:
             if who == 'any':
                 self._refuse_during_a_sweep(session)
+                if 'current_object' in self.relations(session):
+                    session.run(self.sql.index_for_relstorage)
             self.lock_votes(session, timeout)
             session.run(self.sql.set_meta, ('writers', who))
             session.run('COMMIT')

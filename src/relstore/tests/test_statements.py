@@ -391,6 +391,8 @@ class OnPostgreSQL(Suite):
                 elif explains(statement):
                     self.prepare('a', statement)
                     self.ask('DEALLOCATE a')
+                elif 'CONCURRENTLY' in statement:       # in no transaction
+                    self.ask(statement)
                 else:
                     self.ask('BEGIN')
                     self.ask(statement)

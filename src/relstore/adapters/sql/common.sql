@@ -322,6 +322,10 @@ SELECT name, value FROM {relstore_meta}
 -- name: set_meta
 INSERT INTO {relstore_meta} (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value
 
+-- By which RelStorage polls. A new database does without: each object that is changed would change it, too.
+-- name: index_for_relstorage [hp]
+CREATE INDEX IF NOT EXISTS current_object_tid ON {current_object} (tid)
+
 -- No row, but an error where a table that was there before is somebody else's.
 -- name: fits [hp]
 SELECT t.packed, t.username, t.description, t.extension, s.prev_tid, s.md5, s.state_size, s.state, c.tid

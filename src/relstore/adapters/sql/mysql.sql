@@ -415,6 +415,10 @@ SELECT s.zoid, s.tid, s.state
 FROM {current_object} c FORCE INDEX (PRIMARY) STRAIGHT_JOIN {object_state} s ON s.zoid = c.zoid AND s.tid = c.tid
 WHERE c.zoid >= ? AND s.zoid >= ? AND s.state IS NOT NULL ORDER BY c.zoid LIMIT ?
 
+-- It is always there.
+-- name: index_for_relstorage [hp]
+DO 0
+
 -- name: size
 {fresh}
 SELECT CAST(coalesce(sum(data_length + index_length), 0) AS SIGNED) FROM information_schema.tables

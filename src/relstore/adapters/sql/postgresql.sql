@@ -281,6 +281,10 @@ SELECT count(*) FROM pg_constraint WHERE conrelid = '{object_state}'::regclass A
 
 -- Administration -----------------------------------------------------------------------------------------------
 
+-- Without keeping commits out, however large the table.
+-- name: index_for_relstorage [hp]
+CREATE INDEX CONCURRENTLY IF NOT EXISTS current_object_tid ON {current_object} (tid)
+
 -- name: max_locks
 SELECT current_setting('max_locks_per_transaction')
 
