@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from contextlib import nullcontext
 from pathlib import Path
 from unittest import mock
 
@@ -125,11 +126,23 @@ class Watching(unittest.TestCase):
 
     def test_view_that_goes_back(self):
         reader = self.client(Reader)
+        reader.transaction()
         reader.seen[0] = 1
         with self.assertRaises(world.Broken):
             reader.transaction()
-        self.board.crashes.value += 1               # the server's: now it may
+        self.board.calm.value += 1                  # the server has crashed: now it may
         reader.transaction()
+        self.assertEqual(reader.seen[0], 0)
+
+    def test_view_during_a_crash(self):
+        """It may show what is not on the disk yet."""
+        reader, begin = self.client(Reader), self.board.calm.value
+        check = mock.patch.object(world, 'check', lambda *_: setattr(self.board.calm, 'value', 7))
+        for calm, meanwhile in (float('inf'), nullcontext()), (begin, check):
+            self.board.calm.value = calm
+            with meanwhile:
+                reader.transaction()
+            self.assertEqual(reader.seen, {})
 
     def test_money_that_is_lost(self):
         def lose(root):

@@ -43,8 +43,9 @@ class Board:
     def __init__(self, sites: int, processes: int):
         self.acknowledged = [RawArray('q', processes * WRITERS) for _ in range(sites)]     # by site and writer
         self.stop = RawValue('b', 0)
-        self.crashes = RawValue('q', 0)     # of the server: what was seen, and not acknowledged, may be gone
-        self.calm = RawValue('d', 0.0)      # time.monotonic() from which on no transaction may fail
+        # time.monotonic() from which on no transaction may fail. Another value after each crash of the server: what was
+        # seen before, and not acknowledged, may be gone.
+        self.calm = RawValue('d', 0.0)
         # By process: between which times its commits may have been unknown to the others.
         self.apart, self.together = RawArray('d', processes), RawArray('d', processes)
 
@@ -222,7 +223,8 @@ class Told:
 
 
 class Reader(Client):
-    crashes = 0
+    """What it has seen itself, it is to see again; but what was not acknowledged may be gone after a crash."""
+    calm: float | None = None       # what the board said when that began which it has seen
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -230,19 +232,23 @@ class Reader(Client):
         self.least = Told(self.board, self.acknowledged).least
 
     def transaction(self):
-        if self.crashes != self.board.crashes.value:
-            self.crashes, self.seen = self.board.crashes.value, {}
+        if self.calm != self.board.calm.value:
+            self.calm, self.seen = self.board.calm.value, {}
         self.told = self.least()        # before the view is taken
         super().transaction()
 
     def work(self, root):
         for number, counter in root['counters'].items():
-            least = max(self.told[number], self.seen.get(number, 0))
-            if counter.value < least:
-                raise world.Broken(f'Writer {number} has committed {least} times, and a view shows {counter.value}')
+            told, seen = self.told[number], self.seen.get(number, 0)
+            if counter.value < max(told, seen):
+                raise world.Broken(f'Writer {number} was told of {told} commits, and this reader has seen {seen}; a '
+                                   f'view shows {counter.value}')
             self.seen[number] = counter.value
         world.check(root, world.some_pairs(self.chance))
         self.manager.abort()
+        # Until a disturbance is over what is seen may be of before the crash, and be gone.
+        if self.board.calm.value != self.calm or self.calm == float('inf'):
+            self.seen = {}
         self.counts['reads'] += 1
 
 

@@ -220,7 +220,6 @@ class Run:
             self.place.unnoticed[way]()
         else:
             self.board.calm.value = float('inf')
-            self.board.crashes.value += 1
             self.place.disturbances[way]()
             self.board.calm.value = time.monotonic() + GRACE
         self.disturbed[way] += 1
