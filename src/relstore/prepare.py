@@ -25,6 +25,9 @@ from relstore.session import Session
 
 log = logging.getLogger('relstore.pack')
 
+# Unreadable records that an error names.
+EXAMPLES = 5
+
 
 class Preparation:
     """One look for what may go.
@@ -88,6 +91,7 @@ class Preparation:
         return _in_order(graph, gone, unreached, marked_at)
 
     def _mark(self, graph: Graph, pack_tid: int) -> None:
+        self._refuse_wrapped()
         root = graph.place_of(0)
         if root is None or not graph.current[root]:
             if not len(graph):
@@ -99,6 +103,17 @@ class Preparation:
             graph.reach(graph.changed_after(pack_tid))
         else:
             graph.reach(graph.changed_after(self._report.marked_tid - 1))
+
+    def _refuse_wrapped(self) -> None:
+        """What only unknown records refer to would be garbage: where they are encrypted, that is nearly everything."""
+        report = self._report
+        if report.wrapped:
+            examples = ', '.join(f'{oid:#x}' for oid, _ in report.examples[:EXAMPLES])
+            raise ConfigurationError(
+                f'{report.wrapped:,} records of {self._adapter} cannot be read, are no pickles and name nothing (of '
+                f'those that cannot be read the first: {examples}), so what they refer to is not known. If a storage '
+                'around this one has wrapped them (encrypted, say), pack with a configuration that has it; else with '
+                'pack-gc false.')
 
     def _garbage_without_history(self, graph: Graph, gone: Iterable[int], marked_at: int, upto: int
                                  ) -> Iterator[tuple[int, int, int, int]]:

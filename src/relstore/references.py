@@ -25,6 +25,8 @@ from contextlib import suppress
 from zodbpickle.pickle import Unpickler
 
 _PROTO, _STOP = b'\x80.'
+# What a record begins with: PROTO, or, before protocol 2, GLOBAL or MARK. Or as zc.zlibstorage compresses it.
+_BEGINNINGS, _COMPRESSED = (b'\x80', b'c', b'('), b'.z'
 # PERSID's id ends with its line, and an oid is 8 bytes long. Names of classes hold a P often, but seldom like this.
 # Also where they overlap.
 _OID = re.compile(rb'(?s)(?=(\0\0\0.{5}))').finditer
@@ -67,10 +69,18 @@ def references(state: bytes | None) -> bytes | None:
 def might_refer(record: bytes | None) -> bytes:
     """Return all that an unreadable record may refer to, packed: any eight bytes of it that are an oid below 2^40."""
     record = record or b''
-    if record[:2] == b'.z':     # as zc.zlibstorage compresses them
+    if record[:2] == _COMPRESSED:
         with suppress(zlib.error):
             record = zlib.decompress(record[2:])
     return b''.join(dict.fromkeys(match[1] for match in _OID(record)))
+
+
+def is_wrapped(record: bytes) -> bool:
+    """Whether an unreadable record may be one that a storage has wrapped (encrypted, say) of which nobody told.
+
+    It does not begin like a pickle, and names nothing: what it refers to nobody can tell without that storage.
+    """
+    return record[:1] not in _BEGINNINGS and record[:2] != _COMPRESSED and not might_refer(record)
 
 
 def unpack(refs: bytes) -> tuple[int, ...]:

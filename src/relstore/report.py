@@ -27,8 +27,9 @@ class Report:
     states: int = 0             # that were removed
     bytes: int = 0              # of these
     transactions: int = 0       # that were removed
-    unread: int = 0             # records whose references were not known
-    unreadable: int = 0         # those of them that could not be read, and are taken to refer to all they may name
+    unread: int = 0             # records whose references were not known, and were found out
+    unreadable: int = 0         # records that could not be read, and are taken to refer to all they may name
+    wrapped: int = 0            # those of them that are no pickles and name nothing
     examples: list[tuple[int, int]] = field(default_factory=list)       # (oid, tid) of some of these
     steps: int = 0
     longest_step: float = 0.0   # seconds

@@ -8,7 +8,7 @@ from contextlib import closing
 
 from relstore.database import Database
 from relstore.graph import Graph
-from relstore.references import might_refer, references
+from relstore.references import is_wrapped, might_refer, references
 from relstore.report import Progress, Report
 from relstore.session import Session
 
@@ -61,7 +61,7 @@ class Revisions:
         return graph, tid
 
     def complete(self, page: list[tuple], session: Session, found: Found | None = None) -> list[tuple]:
-        """Return revisions with the references of all; add those that were not known to `found`."""
+        """Return revisions with the references of all; add to `found` those that were not known, and are now."""
         if all(row[2] is not None for row in page):
             return page
         rows, untransform = [], self._database.untransform
@@ -70,26 +70,32 @@ class Revisions:
             if refs is None and not deleted:
                 if state is None:
                     [state] = self._adapter.load_serial(session, oid, tid) or [None]
-                refs = self._references(oid, tid, state, untransform)
-                if found is not None:
+                refs = _references(state, untransform)
+                if refs is None:        # not kept: whoever can read it, or can later, is not to be misled
+                    refs = self._guessed(oid, tid, state)
+                elif found is not None:
                     found.append((oid, tid, refs))
             rows.append((oid, tid, refs or b'', deleted))
         return rows
 
-    def _references(self, oid: int, tid: int, state: bytes, untransform: Callable[[bytes], bytes]) -> bytes:
-        """Return what a record refers to; if it cannot be read, all that it may refer to."""
-        try:
-            refs = references(untransform(state))
-        except Exception:       # whatever a wrapper raises where it did not wrap
-            refs = references(state)
-        if refs is not None:
-            return refs
+    def _guessed(self, oid: int, tid: int, state: bytes) -> bytes:
+        """Return all that a record may refer to which cannot be read, and report it."""
+        record = self._database.plain(state)
         self._report.unreadable += 1
+        self._report.wrapped += is_wrapped(record)
         if len(self._report.examples) < NAMED:
             self._report.examples.append((oid, tid))
-        return might_refer(self._database.plain(state))
+        return might_refer(record)
 
     def _save(self, keeper: Session | None, found: Found) -> None:
         self._report.unread += len(found)
         if found and keeper is not None:
             self._adapter.save_references(keeper, found)
+
+
+def _references(state: bytes, untransform: Callable[[bytes], bytes]) -> bytes | None:
+    """Return what a record refers to, or None if it cannot be read."""
+    try:
+        return references(untransform(state))
+    except Exception:       # whatever a wrapper raises where it did not wrap
+        return references(state)

@@ -16,7 +16,7 @@ from relstore.conflicts import class_name
 from relstore.database import Database
 from relstore.doomed import OBJECT, OLDER
 from relstore.errors import ConfigurationError
-from relstore.references import might_refer, references, unpack
+from relstore.references import references, unpack
 from relstore.report import Progress, Report
 from relstore.revisions import Revisions
 from relstore.session import Session
@@ -201,7 +201,10 @@ class Survey:
                 yield session, page
 
     def _references_of(self, session: Session, found: Found, oid: int, tid: int, state: bytes | None) -> bytes | None:
-        """Return what a record refers to, or may refer to. None: it was changed or packed in this moment."""
+        """Return what a record refers to. None: it cannot be read, or was changed or packed in this moment.
+
+        What it may refer to then is not worth keeping: whoever can read it is not to be misled.
+        """
         if state is None:
             [state] = self._adapter.load_serial(session, oid, tid) or [None]
         record = self._database.plain(state)
@@ -211,7 +214,6 @@ class Survey:
         if refs is None:
             self._tell(found, oid, tid, 'cannot be read')
             found.unreadable += 1
-            refs = might_refer(record)
         return refs
 
     def _tell(self, found: Found, oid: int, tid: int, what: str) -> None:

@@ -75,7 +75,7 @@ def _one(args: Namespace, number: int, named: databases.Named) -> int:
         print(f'  {counted(found.revisions, "revision")} compared: {counted(found.differences, "difference")}, '
               f'{counted(found.unreadable, "record")} cannot be read.')
         return 1 if found.differences or found.unreadable else 0
-    guessed = '; what may be a reference there is taken for one' if found.unreadable else ''
+    guessed = '; a pack takes what may be a reference there for one' if found.unreadable else ''
     print(f'  References of {counted(found.saved, "revision")} were found out. '
           f'{counted(found.unreadable, "record")} cannot be read{guessed}.')
     return 0

@@ -44,6 +44,7 @@ from relstore.errors import ConfigurationError, Disconnected, LockTimeout, Outco
 from relstore.references import references
 from relstore.report import Report
 from relstore.session import Session
+from relstore.survey import Survey
 from relstore.tests.backends import (
     THOROUGH,
     Backend,
@@ -1138,6 +1139,32 @@ class Records(Suite):
             self.assertEqual(connection.root()['kept']['inner'].data, {})
         with self.assertRaises(POSKeyError):
             base.getTid(gone)
+
+    def test_wrapped_by_what_nobody_told_of(self):
+        """Such a record names nothing, so nobody knows what it refers to: not now, and not what was found out then."""
+        wrapped = MVCCHexStorage(self.opened('wrapped'))
+        db = ZODB.DB(wrapped)
+        self.addCleanup(db.close)
+        with db.transaction() as connection:
+            connection.root()['kept'] = PersistentMapping(inner=PersistentMapping())
+            connection.root()['gone'] = PersistentMapping()
+        with db.transaction() as connection:
+            gone = connection.root().pop('gone')._p_oid
+        wrapped.base._pool.attempt(lambda session: session.run('UPDATE object_state SET refs = NULL'))
+        bare = self.opened('wrapped')
+        for options in {'dry_run': True}, {'prepack_only': True}, {}:
+            with self.subTest(options), self.assertRaisesRegex(ConfigurationError, 'no pickles'):
+                bare.pack(None, **options)
+        self.assertGreater(bare.pack(None, gc=False).revisions, 0)
+        survey = Survey(bare.database)
+        for some in survey.ranges():
+            self.assertEqual(survey.fill(*some).saved, 0)
+        wrapped.base.pack(None)
+        with closing(db.open()) as connection:
+            connection.cacheMinimize()
+            self.assertEqual(connection.root()['kept']['inner'].data, {})
+        with self.assertRaises(POSKeyError):
+            wrapped.base.getTid(gone)
 
     def test_unreadable_within_a_wrapper(self):
         """It may refer to what is within, not to what the wrapping looks like; and not all need be wrapped."""
