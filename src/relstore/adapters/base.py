@@ -478,8 +478,10 @@ class Adapter:
         session.run(self.sql.set_meta, ('sweeping', pack.token))
 
     def end_sweep(self, session: Session, pack: Pack) -> None:
-        """Within the transaction of lock_votes."""
-        session.run(self.sql.end_sweep)
+        """Within the transaction of lock_votes. Unavailable if it has ended: another node may sweep the next."""
+        if not session.run(self.sql.end_sweep, (pack.generation,)):
+            raise Unavailable(f'The sweep of this pack of {self} was ended by somebody else, on another node of a '
+                              'cluster perhaps.')
         session.run(self.sql.forget_numbers)
         session.run(self.sql.pack_swept, (pack.generation, pack.generation))
 
@@ -501,7 +503,10 @@ class Adapter:
         session.run(self.sql.spare, (self.oid_list(oids), generation))
 
     def forget_garbage(self, session: Session, generation: int, keep: int) -> int:
-        """Drop some of the lists of all generations but these two; return how many rows that were."""
+        """Drop some of the lists of all generations but these two; return how many rows that were.
+
+        Nor that of a sweep under way, by which votes are refused: another node of a cluster may have begun one.
+        """
         return session.run(self.sql.forget_garbage, (generation, keep))
 
     def lock_votes(self, session: Session, timeout: float) -> None:

@@ -1349,6 +1349,66 @@ class Together(Suite):
         self.pack()
         self.assertEqual(self.pack(dry_run=True).objects, 0)
 
+    def test_another_node_writes_its_list_meanwhile(self):
+        """It lets the list alone by which votes are refused, though it is of no pack that it knows."""
+        [cluster] = self.clusters(1)
+        other, client = self.opened(), self.client()
+        looked, go_on = threading.Event(), threading.Event()
+
+        def wait():
+            looked.set()
+            go_on.wait(60)
+
+        def pack_there():
+            with before(other._adapter, 'new_pack', wait), \
+                    self.assertRaisesRegex(Unavailable, 'packed by somebody else'):
+                other.pack(None)
+            done.append(True)
+
+        def link():
+            go_on.set()
+            thread.join()
+            with self.assertRaises(ConflictError):
+                client.begin().link(cluster.holder, cluster.one)
+
+        done, thread = [], threading.Thread(target=pack_there)
+        with patch.object(type(self.site._adapter), 'lock_pack', lambda adapter, session: None), \
+                before(self.packing, 'garbage_end', link, nth=1):
+            thread.start()
+            looked.wait(60)
+            self.pack()
+        self.assertTrue(done)
+        self.ends()
+
+    def test_another_node_ends_an_earlier_sweep(self):
+        """It took that for an interrupted one, and went on with it. What was begun since is not over."""
+        self.clusters(1)
+        client = self.client()
+        with before(self.packing, 'end_sweep', self.interrupt), self.assertRaises(KeyboardInterrupt):
+            self.pack()
+        session = self.packing.connect()
+        self.addCleanup(session.close)
+        earlier = self.packing.last_pack(session)
+        self.pack(skip_prepack=True)
+        [cluster] = self.clusters(1)
+        client.begin()
+
+        def end():
+            self.packing.lock_votes(session, 3)
+            with self.assertRaisesRegex(Unavailable, 'ended by somebody else'):
+                self.packing.end_sweep(session, earlier)
+            session.rollback()
+            with self.assertRaises(ConflictError):
+                client.begin().link(cluster.holder, cluster.one)
+
+        with before(self.packing, 'garbage_end', end, nth=1):
+            self.pack()
+        self.assertFalse(self.exists(cluster.one))
+        self.ends()
+
+    def interrupt(self) -> None:
+        raise KeyboardInterrupt
+
     def test_undo_during_a_sweep(self):
         """What is not packed can be undone at any time, what is packed at none."""
         if not self.keep_history:

@@ -131,6 +131,7 @@ PARAMETERS = {
     'garbage': lambda s: (2, s.oid, 100),
     'garbage_end': lambda s: (2, s.oid, 100),
     'start_sweep': lambda s: (2, s.last, s.last),
+    'end_sweep': lambda s: (2,),
     'spare': lambda s: (s.oids, 2),
     'forget_garbage': lambda s: (2, 1),
     'going': lambda s: (s.oids, 2),

@@ -234,7 +234,7 @@ UPDATE {relstore_sweep} SET generation = ?, packed_to = CASE WHEN packed_to < ? 
 UPDATE {relstore_pack} SET progress = 'sweeping' WHERE generation = ?
 
 -- name: end_sweep
-UPDATE {relstore_sweep} SET generation = 0, number = number + 1
+UPDATE {relstore_sweep} SET generation = 0, number = number + 1 WHERE generation = ?
 
 -- Of an earlier sweep nobody asks any more; nor of one whose row came with a list from a copy of the database.
 -- name: forget_numbers

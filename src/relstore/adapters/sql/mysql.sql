@@ -313,7 +313,8 @@ UPDATE {relstore_pack} p, {relstore_sweep} s SET p.progress = 'swept', p.number 
 UPDATE {oids} o STRAIGHT_JOIN {relstore_garbage} g ON g.zoid = o.zoid SET g.goes = -1 WHERE g.generation = ?
 
 -- name: forget_garbage
-DELETE FROM {relstore_garbage} WHERE generation NOT IN (?, ?) LIMIT 10000
+DELETE FROM {relstore_garbage} WHERE generation NOT IN (?, ?)
+    AND generation NOT IN (SELECT generation FROM {relstore_sweep}) LIMIT 10000
 
 -- name: unknown_references [hp]
 SELECT s.zoid, s.tid, CASE WHEN s.state_size <= 20000 THEN s.state END

@@ -212,7 +212,8 @@ UPDATE {relstore_garbage} SET goes = -1 WHERE zoid = ANY (?::bigint[]) AND gener
 
 -- name: forget_garbage
 DELETE FROM {relstore_garbage} WHERE ctid = ANY (ARRAY(
-    SELECT g.ctid FROM {relstore_garbage} g WHERE g.generation NOT IN (?, ?) LIMIT 10000))
+    SELECT g.ctid FROM {relstore_garbage} g WHERE g.generation NOT IN (?, ?)
+        AND g.generation NOT IN (SELECT generation FROM {relstore_sweep}) LIMIT 10000))
 
 -- name: unknown_references [hp]
 SELECT s.zoid, s.tid, CASE WHEN s.state_size <= 20000 THEN s.state END
