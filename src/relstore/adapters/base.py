@@ -21,6 +21,8 @@ MAX_TID = 2 ** 63 - 1
 
 # How far a pack came that has looked for garbage: of a time before, or of the present.
 PREPARED, PREPARED_NOW = 'prepared', 'prepared now'
+# One that has begun to remove it, and has not come to its end.
+SWEEPING = 'sweeping'
 
 # Who may write to a database: relstore alone, or RelStorage too.
 WRITERS = 'relstore', 'any'
@@ -75,7 +77,7 @@ class Pack:
     pack_tid: int           # what was current after it stays
     marked_tid: int         # the newest transaction when garbage was looked for
     gc: bool
-    progress: str           # marking, PREPARED or PREPARED_NOW, sweeping, swept
+    progress: str           # marking, PREPARED or PREPARED_NOW, SWEEPING, swept
     token: str              # in relstore_meta too, of what was last prepared, or swept, in this very database
     objects: int            # how many are to go
 
@@ -473,6 +475,8 @@ class Adapter:
 
     def start_sweep(self, session: Session, pack: Pack) -> None:
         """Within the transaction of lock_votes: let every vote from now on see that this is being swept."""
+        if pack.progress != SWEEPING:
+            session.run(self.sql.forget_sweep)
         session.run(self.sql.start_sweep, (pack.generation, pack.pack_tid, pack.pack_tid))
         session.run(self.sql.pack_sweeping, (pack.generation,))
         session.run(self.sql.set_meta, ('sweeping', pack.token))

@@ -1906,6 +1906,20 @@ class Copied(Suite):
         self.assertLessEqual({cluster.one, cluster.two}, self.ends())
         self.assertEqual(self.pack(dry_run=True).objects, 0)
 
+    def test_original_was_interrupted_and_its_list_is_gone(self):
+        """Nobody knows what it has removed. Who may hold that has all looked up that it links."""
+        [cluster] = self.clusters(1)
+        copy, client = self.copy(), self.client()
+        with before(self.packing, 'end_sweep', self.interrupt), self.assertRaises(KeyboardInterrupt):
+            self.pack()
+        self.assertFalse(self.exists(cluster.one))
+        copy.pack(None, prepack_only=True)
+        self.bring_back()
+        self.pack()
+        client.begin()
+        with self.assertRaises(ConflictError):
+            client.begin().link(cluster.holder, cluster.one)
+
     def interrupt(self) -> None:
         raise KeyboardInterrupt
 

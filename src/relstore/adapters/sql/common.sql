@@ -233,6 +233,10 @@ UPDATE {relstore_sweep} SET generation = ?, packed_to = CASE WHEN packed_to < ? 
 -- name: pack_sweeping
 UPDATE {relstore_pack} SET progress = 'sweeping' WHERE generation = ?
 
+-- One that was interrupted, and whose list is gone: what it has removed is not known, so its number is that of no list.
+-- name: forget_sweep
+UPDATE {relstore_sweep} SET generation = 0, number = number + 1 WHERE generation <> 0
+
 -- name: end_sweep
 UPDATE {relstore_sweep} SET generation = 0, number = number + 1 WHERE generation = ?
 
