@@ -37,6 +37,7 @@ PREPARED_STATEMENTS = ('auto', 'true', 'false')
 # an md5. NULL is a length alone.
 ELEMENTS = {'bigint': (20, 'iq', 8), 'integer': (23, 'ii', 4), 'text': (25, 'i32s', 32)}
 NULL = struct.pack('>i', -1)
+KEPT = 1000             # elements: the longest whose format may be kept
 
 
 class PostgreSQL(Adapter):
@@ -513,4 +514,7 @@ def _binary_array(kind: str, values: Sequence) -> bytes:
     # All in one call, because a commit of many objects makes many: half as long as an element at a time.
     elements = [size] * (2 * len(values))
     elements[1::2] = values
-    return struct.pack(f'>iiiii{form * len(values)}', *header, *elements)
+    form = f'>iiiii{form * len(values)}'
+    if len(values) > KEPT:      # struct.pack keeps what it makes of a hundred formats, some 60 bytes an element
+        return struct.Struct(form).pack(*header, *elements)
+    return struct.pack(form, *header, *elements)

@@ -1,11 +1,12 @@
 """What a Session of psycopg 3 says to the server, and what it makes of the answers."""
 import struct
 import threading
+import tracemalloc
 import unittest
 from contextlib import closing
 
 from relstore.adapters.drivers import find_driver
-from relstore.adapters.postgresql import _array, _binary_array
+from relstore.adapters.postgresql import KEPT, _array, _binary_array
 from relstore.errors import DatabaseError, Disconnected, LockTimeout
 from relstore.session import Session
 from relstore.tests.backends import PostgreSQLLayer
@@ -156,12 +157,22 @@ class Pipeline(unittest.TestCase):
         md5 = 'd41d8cd98f00b204e9800998ecf8427e'
         for kind, values in (('bigint', []), ('bigint', [1, None, -2 ** 63]), ('bigint', [1, -2 ** 63]),
                              ('integer', [2 ** 31 - 1, 0]), ('text', [md5, None]), ('text', [None]),
-                             ('text', [md5, md5])):
-            with self.subTest(kind, values=values):
+                             ('text', [md5, md5]), ('bigint', list(range(KEPT + 1)))):
+            with self.subTest(kind, values=values[:3]):
                 text, binary = _array(kind, values), _binary_array(kind, values)
                 self.assertEqual(self.session.all(f'SELECT %s::{kind}[], %s::{kind}[]', (text, binary)),
                                  [(values, values)])
                 self.assertEqual(self.session.all(f'SELECT array_send(%s::{kind}[])', (text,)), [(binary,)])
+
+    def test_arrays_of_many_lengths_leave_nothing(self):
+        """What struct.pack makes of a format is several times as large as the array, and kept."""
+        values = list(range(10 * KEPT))
+        tracemalloc.start()
+        self.addCleanup(tracemalloc.stop)
+        for n in range(10):
+            _binary_array('bigint', values[n:])
+        left, _ = tracemalloc.get_traced_memory()
+        self.assertLess(left, 100_000)
 
     def test_array_of_numbers_that_are_too_large(self):
         with self.assertRaises(struct.error):
