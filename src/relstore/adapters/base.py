@@ -203,10 +203,13 @@ class Adapter:
             if who == 'any':
                 self._refuse_during_a_sweep(session)
                 if 'current_object' in self.relations(session):
-                    session.run(self.sql.index_for_relstorage)
+                    self.index_for_relstorage(session)
             self.lock_votes(session, timeout)
             session.run(self.sql.set_meta, ('writers', who))
             session.run('COMMIT')
+
+    def index_for_relstorage(self, session: Session) -> None:
+        session.run(self.sql.index_for_relstorage)
 
     def _admin_session(self) -> Session:
         """Return a session to a database that relstore has been at, whichever its history mode."""

@@ -16,7 +16,7 @@ from ZODB.MappingStorage import MappingStorage
 from ZODB.POSException import POSKeyError
 from ZODB.tests.MinPO import MinPO
 from ZODB.tests.StorageTestBase import zodb_pickle
-from ZODB.utils import p64, u64
+from ZODB.utils import p64, u64, z64
 
 import relstore
 from relstore.errors import ConfigurationError
@@ -30,6 +30,7 @@ from relstore.tests.backends import (
     cases,
 )
 from relstore.tests.servers import PostgreSQLLayer
+from relstore.tests.test_storage import commit
 
 #: {id} {bytes} {bool} {chunk} {md5} are the database's types, {yes} {no} its booleans.
 PRESERVING = """
@@ -359,6 +360,25 @@ class OnPostgreSQL(Suite):
         storage.database.adapter.set_writers('any')
         self.addCleanup(self.drop_index)
         self.assertEqual(missing - self.indexes('new'), set())
+
+    def test_index_that_was_not_finished(self):
+        """PostgreSQL leaves it where it is, and CREATE INDEX IF NOT EXISTS is content."""
+        if not self.keep_history:
+            self.skipTest('there is no such index')
+        storage = self.open_storage('new')
+        self.addCleanup(storage.close)
+        self.addCleanup(self.drop_index)
+        commit(storage, *[lambda txn, n=n: storage.store(p64(n), z64, b'', '', txn) for n in (1, 2)])
+        with closing(psycopg2.connect(self.dsn('new'))) as connection, connection.cursor() as cursor:
+            connection.autocommit = True
+            with self.assertRaises(psycopg2.errors.UniqueViolation):
+                cursor.execute('CREATE UNIQUE INDEX CONCURRENTLY current_object_tid ON current_object (tid)')
+            valid = "SELECT indisvalid, indisunique FROM pg_index WHERE indexrelid = 'current_object_tid'::regclass"
+            cursor.execute(valid)
+            self.assertEqual(cursor.fetchall(), [(False, True)])
+            storage.database.adapter.set_writers('any')
+            cursor.execute(valid)
+            self.assertEqual(cursor.fetchall(), [(True, False)])
 
     def drop_index(self):
         with closing(psycopg2.connect(self.dsn('new'))) as connection, connection, connection.cursor() as cursor:

@@ -286,6 +286,12 @@ SELECT count(*) FROM pg_constraint WHERE conrelid = '{object_state}'::regclass A
 -- name: index_for_relstorage [hp]
 CREATE INDEX CONCURRENTLY IF NOT EXISTS current_object_tid ON {current_object} (tid)
 
+-- name: broken_index [hp]
+SELECT 1 FROM pg_index WHERE indexrelid = to_regclass('{current_object_tid}') AND NOT indisvalid
+
+-- name: drop_broken_index [hp]
+DROP INDEX CONCURRENTLY IF EXISTS {current_object_tid}
+
 -- name: max_locks
 SELECT current_setting('max_locks_per_transaction')
 
