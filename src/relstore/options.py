@@ -118,9 +118,9 @@ class Options:
     pool_timeout: float = _option(
         30, SECONDS, 'Seconds to wait for a database session when all of them are in use.')
     poll_limit: int = _option(
-        100_000, _from(1), 'Changed objects that one poll lists. When more have changed, connections drop '
-                           'what they hold and the cache begins anew. '
-                           'RelStorage calls it cache-delta-size-limit.')
+        100_000, _from(1), 'Changed objects that one poll lists; with history, on PostgreSQL and SQLite, '
+                           'changes of objects. When there are more, connections drop what they hold and '
+                           'the cache begins anew. RelStorage calls it cache-delta-size-limit.')
     poll_interval: float = _option(
         0, SECONDS_OR_0, 'Seconds for which a process does not ask the database what changed, as long as '
                          'memcached tells that nothing was committed. 0 means to ask in every transaction, and '
