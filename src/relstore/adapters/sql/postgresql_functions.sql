@@ -1,7 +1,8 @@
 -- One function per phase of a commit, so that each is one message.
 --
--- A function is created when it is missing, and never replaced: what changes gets a new number in its name, so that
--- relstore of two versions can work on one database at the same time.
+-- A function is created when it is missing, and never replaced: what does something else than before gets a new number
+-- in its name, so that relstore of two versions can work on one database at the same time. What does the same in less
+-- time keeps its name, and a database that is there already keeps what it has.
 --
 -- Locks are RelStorage's: transaction-level advisory locks, keyed by oid, -1 for the commit. -3 is relstore's own:
 -- shared from vote to finish, so that a large transaction, or a batch of a pack, can keep all others out; -5 for moving
