@@ -1023,6 +1023,36 @@ class Bounds(Suite):
             self.assertIsNone(view.poll_invalidations())
             self.assertEqual(view.load(p64(1)), (minimal(1), tid))
 
+    def test_all_sorts_of_rows_in_one_transaction(self):
+        """Undone, changed, deleted and new: some have no state, and some have that of another transaction."""
+        storage, other = self.opened(), self.opened()
+        with closing_view(storage) as view, closing_view(other) as writer:
+            undone, changed, deleted, new = (p64(n) for n in range(1, 5))
+            first = self.commit(*[lambda txn, oid=oid: writer.store(oid, z64, minimal(0), '', txn)
+                                  for oid in (undone, changed, deleted)], storage=writer)
+            second = self.store(undone, minimal(1), first, storage=writer)
+            view.poll_invalidations()
+            for oid in undone, changed, deleted:
+                view.load(oid)
+            changes = [lambda txn: writer.store(changed, first, minimal(2), '', txn),
+                       lambda txn: writer.deleteObject(deleted, first, txn),
+                       lambda txn: writer.store(new, z64, minimal(3), '', txn)]
+            if self.keep_history:
+                changes.append(lambda txn: writer.undo(writer.undoInfo(0, -1)[0]['id'], txn))
+            tid = self.commit(*changes, storage=writer)
+            self.assertEqual(set(view.poll_invalidations()),
+                             {undone, changed, deleted, new} if self.keep_history else {changed, deleted, new})
+            self.assertEqual(view.load(undone), (minimal(0), tid) if self.keep_history else (minimal(1), second))
+            self.assertEqual([view.load(oid) for oid in (changed, new)], [(minimal(2), tid), (minimal(3), tid)])
+            with self.assertRaises(POSKeyError):
+                view.load(deleted)
+            self.assertEqual([(record.oid, record.data, record.data_txn) for record in list(storage.iterator())[-1]],
+                             [(undone, minimal(0), first)] * self.keep_history
+                             + [(changed, minimal(2), None), (deleted, None, None), (new, minimal(3), None)])
+            self.store(new, minimal(4), tid, storage=writer)    # what is current is known
+            with self.assertRaises(ConflictError):
+                self.store(changed, minimal(4), first, storage=writer)
+
     def test_an_object_that_changed_several_times(self):
         storage, other = self.opened(), self.opened()
         with closing_view(storage) as view, closing_view(other) as writer:
