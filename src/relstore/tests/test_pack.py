@@ -26,7 +26,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import TestCase
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import transaction
 import ZODB
@@ -416,6 +416,41 @@ class Door(Suite):
                 self.assertLessEqual({other.one, other.two}, self.ends())
             self.assertLessEqual({linked.one, linked.two, *many}, self.ends())
             self.assertFalse(self.exists(control.one))
+
+    def test_much_that_links_nothing_is_committed_before(self):
+        """All of it is read, before the door and in it."""
+        *others, linked, at_the_door, control = self.clusters(6)
+        client, left = self.client(), [at_the_door, linked]
+
+        def commit():
+            for holder, *one in *((other.holder,) for other in others), (left[-1].holder, left.pop().one):
+                client.begin().link(holder, *one, note='newer')
+
+        with patch.multiple(sweep, AT_THE_DOOR=2, ROWS=2), before(self.packing, 'new_pack', commit), \
+                before(self.packing, 'lock_votes', commit):
+            self.pack()
+        self.assertLessEqual({oid for cluster in (linked, at_the_door) for oid in (cluster.one, cluster.two)},
+                             self.ends())
+        self.assertFalse(self.exists(control.one))
+
+    def test_opened_again_while_it_is_followed(self):
+        """What was followed by then is not followed once more, so it has to be off the list of the database, too."""
+        linked, control = self.clusters(2)
+        client, now = self.client(), 0.0
+        spare = self.packing.spare
+
+        def take_long(*arguments):
+            nonlocal now
+            spare(*arguments)
+            now += 1
+
+        with before(self.packing, 'lock_votes', lambda: client.link(linked.holder, linked.one)), \
+                patch.object(self.packing, 'spare', take_long), \
+                patch.object(sweep, 'time', Mock(wraps=time, monotonic=lambda: now)):
+            report = self.pack()
+        self.assertEqual(report.spared, 2)
+        self.assertLessEqual({linked.one, linked.two}, self.ends())
+        self.assertFalse(self.exists(control.one))
 
     def test_the_door_is_lost_again(self):
         """What was taken off the list in a transaction that is rolled back has to be taken off once more."""
@@ -1408,6 +1443,22 @@ class Together(Suite):
 
     def interrupt(self) -> None:
         raise KeyboardInterrupt
+
+    def test_not_the_same_database_any_more(self):
+        """What was prepared is of one that may have lost commits since, or gained others."""
+        [cluster] = self.clusters(1)
+
+        def restore():
+            self.run_sql('DELETE FROM relstore_epoch')
+            self.client()
+
+        with before(self.packing, 'lock_votes', restore), \
+                self.assertRaisesRegex(Unavailable, 'restored or emptied meanwhile; nothing was removed'):
+            self.pack()
+        self.assertTrue(self.exists(cluster.one))
+        self.pack()
+        self.assertFalse(self.exists(cluster.one))
+        self.ends()
 
     def test_undo_during_a_sweep(self):
         """What is not packed can be undone at any time, what is packed at none."""
