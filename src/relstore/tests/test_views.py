@@ -33,6 +33,7 @@ from relstore.tests.test_pack import Client, record
 SECONDS = float(os.environ.get('RELSTORE_VIEWS_SECONDS', 2))
 PREPARED = 4000
 WRITERS, PATIENCE = 4, 60
+ENOUGH = 20         # answers, and transactions in them, without which little is shown
 
 FORKED = multiprocessing.get_context('forkserver')
 FORKED.set_forkserver_preload([__name__])
@@ -58,13 +59,12 @@ class Crowded:
             self._watch.rows(f"XA ROLLBACK 'test{n}'")
 
 
-def write(place: Place, ready, results) -> None:
+def write(place: Place, ready, over, results) -> None:
     tids = []
     with closing(place.open()) as storage:
         client = Client(storage)
         ready.wait(PATIENCE)
-        end = time.monotonic() + SECONDS
-        while time.monotonic() < end:
+        while not over.is_set():
             tids.append(u64(client.finish(client.vote((storage.new_oid(), record())))))
         client.view.release()
     results.put(tids)
@@ -94,34 +94,41 @@ class Views(TestCase):
     def test_nothing_is_missed(self):
         place = place_of(self)
         with closing(place.open()):     # there are tables now
-            results, ready, over = FORKED.Queue(), FORKED.Barrier(WRITERS + 1), threading.Event()
-            writers = [FORKED.Process(target=write, args=(place, ready, results)) for _ in range(WRITERS)]
             told: dict[Callable, list[tuple[int, list[int]]]] = {poll: [], snapshot: [], changes: []}
-            readers = [threading.Thread(target=self._look, args=(place, ask, some, over)) for ask, some in told.items()]
+            results, ready, over = FORKED.Queue(), FORKED.Barrier(WRITERS + len(told)), FORKED.Event()
+            writers = [FORKED.Process(target=write, args=(place, ready, over, results)) for _ in range(WRITERS)]
+            readers = [threading.Thread(target=self._look, args=(place, ask, some, ready))
+                       for ask, some in told.items()]
             for worker in writers + readers:
                 worker.start()
             try:
-                ready.wait(PATIENCE)
+                for reader in readers:
+                    reader.join()
+                over.set()
                 committed = [tid for _ in writers for tid in results.get(timeout=PATIENCE)]
             finally:
                 over.set()
-                for worker in writers + readers:
-                    worker.join(PATIENCE)
+                for writer in writers:
+                    writer.join(PATIENCE)
         for ask, answers in told.items():
             first, last = answers[0][0], answers[-1][0]
             seen = [tid for _, tids in answers for tid in tids]
             with self.subTest(ask=ask.__name__):
                 self.assertEqual(sorted(seen), sorted(tid for tid in committed if first < tid <= last))
-                self.assertGreater(len(answers), 20)
-                self.assertGreater(len(seen), 20)
+                self.assertGreater(min(len(answers), len(seen)), ENOUGH)
 
-    def _look(self, place: Place, ask: Callable, answers: list, over: threading.Event) -> None:
+    def _look(self, place: Place, ask: Callable, answers: list, ready) -> None:
         with closing(place.open()) as storage:
             adapter = storage.database.adapter
             with closing(adapter.connect()) as session:
                 answers.append((adapter.last_tid(session), []))
-                while not over.is_set():
-                    answers.append(ask(adapter, session, answers[-1][0]))
+                ready.wait(PATIENCE)
+                began, seen = time.monotonic(), 0
+                while (passed := time.monotonic() - began) < SECONDS or (
+                        min(len(answers), seen) <= ENOUGH and passed < PATIENCE):
+                    last, tids = ask(adapter, session, answers[-1][0])
+                    answers.append((last, tids))
+                    seen += len(tids)
                     session.rollback()
 
 
