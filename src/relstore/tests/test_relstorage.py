@@ -21,6 +21,7 @@ from relstore.tests.test_versions import Client
 PROJECT = Path(__file__).resolve().parents[3]
 PROGRAM = Path(__file__).with_name('relstorage_client.py')     # it imports what is not here
 PYTHON = os.environ.get('RELSTORE_TEST_RELSTORAGE') or str(PROJECT / '.venv-bench' / 'bin' / 'python')
+PATIENCE = 60       # seconds
 
 
 class Peer(Client):
@@ -34,7 +35,7 @@ class Peer(Client):
     def dies(self, what: str, **arguments) -> int:
         """Tell it something that it does not survive; return its exit status."""
         self.tell(what, **arguments)
-        return self._process.wait(60)
+        return self._process.wait(PATIENCE)
 
 
 class Packed(TestCase):
@@ -66,7 +67,7 @@ class Packed(TestCase):
             removed, until = 0, time.monotonic() + 4
             writer.tell('write', seconds=4)
             with patch.object(pack, 'PRESENT', 0):
-                while time.monotonic() < until:
+                while time.monotonic() < until or removed <= 20 and time.monotonic() < until + PATIENCE:
                     removed += storage.pack(time.time() - 1).states
                     reachable(storage)
             self.assertGreater(writer.answer()['commits'], 10)
