@@ -298,6 +298,15 @@ def before(adapter: Adapter, name: str, act: Callable[[], None], nth: int = 0):
     return calls(adapter, lambda n, _: act() if n == nth else None, [name])
 
 
+@contextmanager
+def late(adapter: Adapter, name: str) -> Iterator[None]:
+    """Let what was the present when a pack began be long past when it calls a method."""
+    passed = []
+    with patch.object(pack, 'time', Mock(time=lambda: time.time() + 1000 * len(passed))), \
+            before(adapter, name, lambda: passed.append(name)):
+        yield
+
+
 class Interleaved(Suite):
     """Others commit at each step of a pack to the present."""
 
@@ -575,7 +584,7 @@ class Since(Suite):
     def test_now_is_when_it_begins(self):
         """To read a large database takes longer than the present lasts."""
         [cluster] = self.clusters(1)
-        with patch.object(pack, 'PRESENT', 0.2), before(self.packing, 'begin_snapshot', lambda: time.sleep(0.3)):
+        with patch.object(pack, 'PRESENT', 10), late(self.packing, 'begin_snapshot'):
             self.pack(pack_time=time.time())
         self.assertFalse(self.exists(cluster.one))
 
@@ -1765,7 +1774,7 @@ class Limits(Suite):
                 with self.subTest(options), patch.object(pack, 'PRESENT', 0), \
                         self.assertRaisesRegex(ConfigurationError, 'RelStorage .* may write'):
                     self.pack(**options)        # what was prepared as of the present is that of long ago by now
-            with patch.object(pack, 'PRESENT', 0.2), before(self.packing, 'lock_pack', lambda: time.sleep(0.3)), \
+            with late(self.packing, 'lock_pack'), \
                     self.assertRaisesRegex(ConfigurationError, 'RelStorage .* may write'):
                 self.pack(pack_time=time.time())
             self.pack(pack_time=time.time() - 86400)
@@ -2057,9 +2066,12 @@ class ServerKilled(Suite):
             writer = threading.Thread(target=self.commit_until, args=(restarted, control.holder, committed))
             with self.subTest(step):
                 writer.start()
-                with before(self.packing, step, crash, nth), suppress(Unavailable, Disconnected):
-                    self.pack()
-                writer.join()
+                try:
+                    with before(self.packing, step, crash, nth), suppress(Unavailable, Disconnected):
+                        self.pack()
+                finally:
+                    restarted.set()
+                    writer.join()
                 while not committed.empty():
                     known.append(committed.get())
                 self.assertGreater(len(known), 2)
