@@ -393,8 +393,9 @@ class BesideAPack(ServerSuite):
             with self.subTest(staged=staged), \
                     patch.object(self.storage._adapter, 'message_size', 1 if staged else 1 << 20):
                 removed, kept = self.objects(2)
-                base = self.other.getTid(removed)
-                txn, _ = self.voted(self.view, *((oid, base, state(1)) for oid in (removed, kept)))
+                base, new = self.other.getTid(removed), self.other.new_oid()
+                oids = removed, kept, new
+                txn, _ = self.voted(self.view, *((oid, z64 if oid == new else base, state(1)) for oid in oids))
                 pack = self.watching()
                 pack.rows('BEGIN')
                 pack.rows('DELETE FROM current_object WHERE zoid = %s', u64(removed))
@@ -403,9 +404,9 @@ class BesideAPack(ServerSuite):
                                  "AND wait_event_type = 'Lock')")
                 pack.rows('COMMIT')
                 tid = finish.result(30)
-                self.assertEqual(self.watch.rows('SELECT DISTINCT tid FROM current_object WHERE zoid IN (%s, %s)',
-                                                 u64(removed), u64(kept)), [(u64(tid),)])
-                commit(self.other, *((oid, tid, state(2)) for oid in (removed, kept)))
+                self.assertEqual(self.watch.rows('SELECT tid FROM current_object WHERE zoid IN (%s, %s, %s)',
+                                                 *map(u64, oids)), 3 * [(u64(tid),)])
+                commit(self.other, *((oid, tid, state(2)) for oid in oids))
 
 
 class WaitingInVote(ServerSuite):
