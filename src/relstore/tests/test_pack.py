@@ -582,9 +582,9 @@ class Since(Suite):
 
 
     def test_now_is_when_it_begins(self):
-        """To read a large database takes longer than the present lasts."""
+        """To end what was interrupted, and to read a large database, takes longer than the present lasts."""
         [cluster] = self.clusters(1)
-        with patch.object(pack, 'PRESENT', 10), late(self.packing, 'begin_snapshot'):
+        with patch.object(pack, 'PRESENT', 10), late(self.packing, 'lock_pack'):
             self.pack(pack_time=time.time())
         self.assertFalse(self.exists(cluster.one))
 
