@@ -115,6 +115,7 @@ class Wrapper(Suite):
             self.assertEqual(instance.load(oid), (pickle, tid), 'from the cache')
             self.assertEqual(instance.loadSerial(oid, tid), pickle)
             self.assertEqual(instance.loadBefore(oid, p64(u64(tid) + 1)), (pickle, tid, None))
+            self.assertIsNone(instance.loadBefore(oid, p64(1)))
             instance.release()
 
     def test_connections(self):
@@ -208,7 +209,9 @@ class Wrapper(Suite):
             with closing(ZODB.DB(source)) as db:
                 with db.transaction() as connection:
                     connection.root()['text'] = text = PersistentMapping(a=LONG)
+                    connection.root()['deleted'] = deleted = PersistentMapping()
                 oids = [z64, text._p_oid]
+                commit(source, lambda txn: source.deleteObject(deleted._p_oid, deleted._p_serial, txn))
                 self.storage.zap_all()
                 self.storage.copyTransactionsFrom(source)
                 instances = []
@@ -217,6 +220,8 @@ class Wrapper(Suite):
                     instances.append(storage.new_instance())
                     instances[number].copyTransactionsFrom(instances[number - 1] if number else source)
                     self.assertHolds(storage, *oids)
+                    with self.assertRaises(POSKeyError):
+                        storage.load(deleted._p_oid)
                 self.assertHolds(self.storage, *oids)
                 self.assertEqual(self.database().open().root()['text']['a'], LONG)
 
