@@ -197,18 +197,22 @@ class Adapter:
         """Say who may write, one of WRITERS; wait up to `timeout` seconds for the commits under way.
 
         'relstore' is a promise that no RelStorage process will: it would see neither a pack nor a large transaction.
-        'any' is refused as long as there is something that it must not see, and makes the index that it polls by.
+        'any' is refused as long as there is something that it must not see.
         """
         with closing(self._admin_session()) as session:
             if who == 'any':
                 self._refuse_during_a_sweep(session)
-                if 'current_object' in self.relations(session):
-                    self.index_for_relstorage(session)
             self.lock_votes(session, timeout)
             session.run(self.sql.set_meta, ('writers', who))
             session.run('COMMIT')
 
-    def index_for_relstorage(self, session: Session) -> None:
+    def make_index_for_relstorage(self) -> None:
+        """Make the index by which it polls, if there is none. PostgreSQL waits for the transactions under way."""
+        with closing(self._admin_session()) as session:
+            if 'current_object' in self.relations(session):
+                self._make_index_for_relstorage(session)
+
+    def _make_index_for_relstorage(self, session: Session) -> None:
         session.run(self.sql.index_for_relstorage)
 
     def _admin_session(self) -> Session:

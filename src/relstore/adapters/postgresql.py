@@ -432,11 +432,11 @@ class PostgreSQL(Adapter):
         with closing(self._admin_session()) as session:
             return self.meta(session).get('writers', 'any')
 
-    def index_for_relstorage(self, session: Session) -> None:
+    def _make_index_for_relstorage(self, session: Session) -> None:
         """One that was interrupted (a statement_timeout is enough) is there, and of use to nobody."""
         if session.all(self.sql.broken_index):
             session.run(self.sql.drop_broken_index)
-        super().index_for_relstorage(session)
+        super()._make_index_for_relstorage(session)
 
     def _admin_session(self) -> Session:
         """A user of the command gives no more than a dsn, so nothing is known yet."""

@@ -40,5 +40,7 @@ def _tell(adapter: Adapter, who: str | None) -> None:
     """Set who may write, if that is given, and tell it."""
     if who is not None:
         adapter.set_writers(who)
+        if who == 'any':
+            adapter.make_index_for_relstorage()
     who = adapter.writers()
     print(f'{adapter}: {who}. {MEANS[who]}')

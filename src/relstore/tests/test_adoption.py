@@ -308,7 +308,7 @@ class OnSQLite(Suite):
         self.addCleanup(storage.close)
         missing = {'current_object_tid'} if self.keep_history else set()
         self.assertEqual(after - self.indexes(new.path) - {'object_state_prev_tid'}, missing)
-        storage.database.adapter.set_writers('any')
+        storage.database.adapter.make_index_for_relstorage()
         self.assertEqual(missing - self.indexes(new.path), set())
 
     def indexes(self, path):
@@ -357,7 +357,7 @@ class OnPostgreSQL(Suite):
         self.addCleanup(storage.close)
         missing = {'current_object_tid'} if self.keep_history else set()
         self.assertEqual(after - self.indexes('new') - {'object_state_prev_tid'}, missing)
-        storage.database.adapter.set_writers('any')
+        storage.database.adapter.make_index_for_relstorage()
         self.addCleanup(self.drop_index)
         self.assertEqual(missing - self.indexes('new'), set())
 
@@ -376,7 +376,7 @@ class OnPostgreSQL(Suite):
             valid = "SELECT indisvalid, indisunique FROM pg_index WHERE indexrelid = 'current_object_tid'::regclass"
             cursor.execute(valid)
             self.assertEqual(cursor.fetchall(), [(False, True)])
-            storage.database.adapter.set_writers('any')
+            storage.database.adapter.make_index_for_relstorage()
             cursor.execute(valid)
             self.assertEqual(cursor.fetchall(), [(True, False)])
 

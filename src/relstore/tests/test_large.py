@@ -324,6 +324,7 @@ class FewLocks(TestCase):
         self.assertLess(self.watch.one(OBJECT_LOCKS), 5)
         self.storage.tpc_abort(txn)
         self.assertIn(': any.', self.say('any'))
+        self.assertEqual(self.watch.one("SELECT count(*) FROM pg_indexes WHERE indexname = 'current_object_tid'"), 1)
         with self.assertRaisesRegex(ConfigurationError, 'relstore writers'):
             self.voted(self.storage, oids, base)
 
