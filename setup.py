@@ -58,7 +58,7 @@ setup(
     ],
     package_dir={'': 'src'},
     packages=find_packages('src'),
-    package_data={'relstore': ['component.xml'], 'relstore.adapters': ['sql/*.sql']},
+    package_data={'': ['component.xml'], 'relstore.adapters': ['sql/*.sql']},
     zip_safe=False,
     python_requires='>=3.10',
     install_requires=['ZODB >= 5.8'],

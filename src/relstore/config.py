@@ -1,4 +1,4 @@
-"""What ZConfig makes of the sections in component.xml.
+"""What ZConfig makes of the sections in beside/component.xml.
 
     %import relstore
     <zodb_db main>
@@ -11,8 +11,9 @@
       </relstore>
     </zodb_db>
 
-`<relstorage>` is the same section under RelStorage's name. What is wrong in a file raises
-ZConfig.ConfigurationError while the file is read; what an option does not do here is logged as a warning
+`<relstorage>` is the same section under RelStorage's name. Where RelStorage is imported, too, both define that, and
+<postgresql> and the others: there `%import relstore.beside` has all of them under names of our own. What is wrong in a
+file raises ZConfig.ConfigurationError while the file is read; what an option does not do here is logged as a warning
 whenever the storage is opened.
 """
 import logging

@@ -1,7 +1,8 @@
 """The storages that a configuration file names, opened for a command.
 
 The file has storage sections, as in ``<relstore> ... </relstore>``, or <zodb> or <zodb_db> sections with one each. A
-whole zope.conf will do: of such a file nothing else is read. RelStorage's files are read as if they imported relstore.
+whole zope.conf will do: of such a file nothing else is read. RelStorage's files are read as if they imported relstore;
+only in one that imports relstore.beside, too, RelStorage's sections are its own.
 """
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from relstore.storage import RelStore
 SCHEMA = """
 <schema>
   <import package="ZODB"/>
-  <import package="relstore"/>
+  <import package="{package}"/>
   <!-- Zope's section for a database, as far as its storage goes. -->
   <sectiontype name="zodb_db" extends="zodb" implements="ZODB.database" datatype="ZODB.config.ZODBDatabase">
     <multikey name="mount-point" attribute="mount_points"/>
@@ -41,6 +42,7 @@ _ZOPES = re.compile(r'^\s*<zodb_db\b', re.MULTILINE | re.IGNORECASE)
 _BEGIN, _END = re.compile(r'\s*<zodb_db\b', re.IGNORECASE), re.compile(r'\s*</zodb_db\s*>', re.IGNORECASE)
 _DIRECTIVE = re.compile(r'\s*%')
 _RELSTORAGE = re.compile(r'^(\s*%import\s+)relstorage\s*$', re.MULTILINE | re.IGNORECASE)
+_BESIDE = re.compile(r'^\s*%import\s+relstore\.beside\s*$', re.MULTILINE | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -93,20 +95,29 @@ class _Plain:
 
 
 class _Loader(ZConfig.loader.ConfigLoader):
+    """beside: are RelStorage's sections its own?"""
+
+    def __init__(self, beside: bool):
+        package = 'relstore.beside' if beside else 'relstore'
+        super().__init__(ZConfig.loadSchemaFile(io.StringIO(SCHEMA.format(package=package))))
+        self._beside = beside
 
     def createResource(self, file, url):
-        text = _RELSTORAGE.sub(r'\1relstore', file.read()) if _is_configuration(url) else file.read()
-        if _is_configuration(url) and _ZOPES.search(text):
-            text = '\n'.join(_of_databases(text.splitlines()))
+        text = file.read()
+        if _is_configuration(url):
+            if not self._beside:
+                text = _RELSTORAGE.sub(r'\1relstore', text)
+            if _ZOPES.search(text):
+                text = '\n'.join(_of_databases(text.splitlines()))
         return super().createResource(io.StringIO(text), url)
 
 
 def read(path: str) -> list[Named]:
     """Return the storages that a file names, not opened. ConfigurationError, OSError: it cannot be used."""
-    with open(path, encoding='utf-8'):
-        pass        # else ZConfig would tell of an URL
     try:
-        config, _ = _Loader(ZConfig.loadSchemaFile(io.StringIO(SCHEMA))).loadURL(path)
+        with open(path, encoding='utf-8') as file:      # by ourselves, for ZConfig would tell of an URL
+            beside = _BESIDE.search(file.read()) is not None
+        config, _ = _Loader(beside).loadURL(path)
     except (ZConfig.ConfigurationError, ZConfig.SchemaError, UnicodeDecodeError, ValueError) as e:
         first, *rest = str(e).splitlines()
         last = rest[-1] if rest else ''     # there may be a traceback between

@@ -1,4 +1,7 @@
-"""`zodbpack`: pack the storages that a configuration file names, see what would go, or look for broken references."""
+"""`zodbpack`: pack the storages that a configuration file names, see what would go, or look for broken references.
+
+`relstore pack` is the same under a name that no other distribution has a command of.
+"""
 from __future__ import annotations
 
 import argparse
@@ -14,7 +17,8 @@ from ZODB.serialize import referencesf
 from ZODB.utils import p64
 
 from relstore.cli import databases
-from relstore.cli.errors import INTERRUPTED, run
+from relstore.cli.errors import INTERRUPTED
+from relstore.cli.errors import run as run_tool
 from relstore.cli.progress import counted, duration, progress, size
 from relstore.doomed import LATER, OBJECT
 from relstore.errors import ConfigurationError
@@ -31,22 +35,19 @@ SLACK = 3600        # seconds that a day may be shorter from one night's pack to
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit status: 0 done, 1 it found something wrong, 2 it could not be done."""
-    parser = _parser()
-    args = parser.parse_args(argv)
-    if args.list and not args.dry_run:
-        parser.error('--list needs --dry-run.')
-    if not 0 <= args.days <= 36525:
-        parser.error('--days needs a number from 0 to 36525.')
-    with _logging(args.verbose):
-        return run('zodbpack', lambda: _all(args), args.traceback)
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog='zodbpack', description='Remove old revisions, and objects that nothing refers to. A site may go on.')
+    add_arguments(parser)
+    parser.add_argument('--traceback', action='store_true', help='show where an error came from')
+    args = parser.parse_args(argv)
+    return run_tool('zodbpack', lambda: run(args), args.traceback)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('config', metavar='CONFIG', help='a file with <relstore> or <zodb_db> sections, say zope.conf')
-    parser.add_argument('--days', type=float, default=1, metavar='N',
-                        help='keep what was current, or reachable, in the last N days (default: 1; 0: pack to now)')
+    parser.add_argument('-d', '--days', type=float, default=1, metavar='N',
+                        help='keep what was current, or reachable, in the last N days (default: 1; 0, or less: pack to '
+                             'now)')
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument('--dry-run', action='store_true', help='remove nothing, and tell what would go, by class')
     mode.add_argument('--prepack', action='store_true', help='only look for what may go, and write it down')
@@ -55,8 +56,17 @@ def _parser() -> argparse.ArgumentParser:
                       help='remove nothing, and look for references that lead nowhere')
     parser.add_argument('--list', metavar='FILE', help='with --dry-run: write each oid that would go into a file')
     parser.add_argument('--verbose', action='store_true', help='tell more, and how far it is in lines, not in a bar')
-    parser.add_argument('--traceback', action='store_true', help='show where an error came from')
-    return parser
+    parser.set_defaults(refuse=parser.error)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.list and not args.dry_run:
+        args.refuse('--list needs --dry-run.')
+    if not args.days <= 36525:
+        args.refuse('--days needs a number up to 36525.')
+    args.days = max(args.days, 0)
+    with _logging(args.verbose):
+        return _all(args)
 
 
 @contextmanager
@@ -80,7 +90,7 @@ def _all(args: argparse.Namespace) -> int:
         open(args.list, 'w').close()
     worst = 0
     for storage in named:
-        status = run('zodbpack', lambda: _one(args, storage), args.traceback)
+        status = run_tool('zodbpack', lambda: _one(args, storage), args.traceback)
         if status == INTERRUPTED:
             return status
         worst = max(worst, status)

@@ -2,9 +2,12 @@
 import io
 import logging
 import os
+import subprocess
+import sys
 import tempfile
 import unittest
 from dataclasses import fields
+from pathlib import Path
 
 import transaction
 import ZConfig
@@ -367,6 +370,79 @@ class OpenTests(unittest.TestCase):
                 factory.open().close()
             self.assertEqual([record.args[0] for record in logs.records if record.levelno == logging.WARNING],
                              ['blob-dir', 'shared-blob-dir'])
+
+
+# The names that RelStorage's component.xml defines.
+RELSTORAGE_COMPONENT = """
+<component>
+  <import package="ZODB"/>
+  <abstracttype name="relstorage.adapter"/>
+  <sectiontype name="relstorage" implements="ZODB.storage"/>
+  <sectiontype name="postgresql" implements="relstorage.adapter"/>
+  <sectiontype name="oracle" implements="relstorage.adapter"/>
+  <sectiontype name="mysql" implements="relstorage.adapter"/>
+  <sectiontype name="pragmas"/>
+  <sectiontype name="sqlite3" implements="relstorage.adapter"/>
+</component>
+"""
+OPEN = """
+import sys
+import ZODB.config
+with ZODB.config.databaseFromString(sys.stdin.read()).transaction() as connection:
+    print(type(connection.db().storage).__module__)
+"""
+
+
+class BesideRelStorageTests(unittest.TestCase):
+    """In processes of their own: a module that stands for RelStorage is there for all that follows."""
+
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.here = Path(directory.name)
+
+    def install_relstorage(self):
+        (self.here / 'relstorage').mkdir()
+        (self.here / 'relstorage' / '__init__.py').touch()
+        (self.here / 'relstorage' / 'component.xml').write_text(RELSTORAGE_COMPONENT)
+
+    def open(self, text: str, before: str = '') -> subprocess.CompletedProcess:
+        """Open a database in a new process; its output is the module of the storage."""
+        paths = os.pathsep.join([str(self.here), *filter(None, sys.path)])
+        return subprocess.run([sys.executable, '-c', before + OPEN], input=text, capture_output=True, text=True,
+                              env=os.environ | {'PYTHONPATH': paths}, timeout=120)
+
+    def database(self, package: str, section: str, adapter: str, pragmas: str) -> str:
+        return (f'%import {package}\n<zodb>\n<{section}>\n<{adapter}>\ndata-dir {self.here}/data\n'
+                f'<{pragmas}>\nsynchronous normal\n</{pragmas}>\n</{adapter}>\n</{section}>\n</zodb>\n')
+
+    def assertOpens(self, opened: subprocess.CompletedProcess):
+        self.assertEqual((opened.stdout, opened.stderr, opened.returncode), ('relstore.storage\n', '', 0))
+
+    def test_names_of_its_own(self):
+        self.install_relstorage()
+        text = self.database('relstore.beside', 'relstore', 'relstore-sqlite3', 'relstore-pragmas')
+        for imports in '', '%import relstorage\n':
+            with self.subTest(imports):
+                self.assertOpens(self.open(imports + text))
+        self.assertOpens(self.open(text + '%import relstorage\n'))
+
+    def test_both_imports_of_relstore(self):
+        text = self.database('relstore', 'relstorage', 'sqlite3', 'relstore-pragmas')
+        self.assertOpens(self.open('%import relstore.beside\n' + text))
+        self.assertOpens(self.open(text + '%import relstore.beside\n'))
+
+    def test_import_of_relstorage_that_means_relstore(self):
+        text = self.database('relstorage', 'relstorage', 'sqlite3', 'pragmas')
+        self.assertOpens(self.open(text, 'import relstore.as_relstorage\n'))
+        opened = self.open(text, 'import relstore.as_relstorage, relstorage.config\n')
+        self.assertIn('ModuleNotFoundError', opened.stderr)
+
+    def test_it_does_not_stand_for_what_is_there(self):
+        self.install_relstorage()
+        refused = self.open(self.database('relstorage', 'relstorage', 'sqlite3', 'pragmas'),
+                            'import relstore.as_relstorage\n')
+        self.assertRegex(refused.stderr, 'ImportError: RelStorage is installed, .*uninstall it')
 
 
 class PostgreSQLOpenTests(unittest.TestCase):

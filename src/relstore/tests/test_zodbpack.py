@@ -300,7 +300,7 @@ class Refusals(SQLiteHistoryPreserving, Zodbpack):
 
     def test_usage(self):
         config = self.config()
-        for argv in [(), ('--days', 'x', config), ('--days', '-1', config), ('--days', 'nan', config),
+        for argv in [(), ('--days', 'x', config), ('--days', '36526', config), ('--days', 'nan', config),
                      ('--list', 'f', config), ('--dry-run', '--prepack', config),
                      ('--prepack', '--use-prepack-state', config), ('--check-refs-only', '--dry-run', config)]:
             with self.subTest(argv):
@@ -355,6 +355,16 @@ class Refusals(SQLiteHistoryPreserving, Zodbpack):
         self.assertRegex(self.refused('--check-refs-only', self.config()), r'has no root object \(oid 0\)')
 
 
+STANDS_FOR_RELSTORAGE = """
+from ZODB.config import BaseConfig
+from ZODB.MappingStorage import MappingStorage
+
+class Section(BaseConfig):
+    def open(self):
+        return MappingStorage()
+"""
+
+
 class Files(SQLiteHistoryPreserving, Zodbpack):
     """What may stand in the file."""
 
@@ -389,6 +399,32 @@ class Files(SQLiteHistoryPreserving, Zodbpack):
                 out = self.works('--days', '0', self.write('site.conf', *lines))
                 self.assertEqual(self.there(stay + go), stay)
                 self.assertIn('Removed: 11 states' if number == 0 else 'Removed: 0 states', out)
+
+    def test_both_in_one_file(self):
+        """There a section of RelStorage's is its own. A package stands for it here, whose storage can be packed."""
+        stay, go = self.fill()
+        (self.here / 'relstorage').mkdir()
+        (self.here / 'relstorage' / '__init__.py').write_text(STANDS_FOR_RELSTORAGE)
+        (self.here / 'relstorage' / 'component.xml').write_text(
+            '<component prefix="relstorage"><import package="ZODB"/>'
+            '<sectiontype name="relstorage" implements="ZODB.storage" datatype=".Section"/></component>')
+        self.addCleanup(lambda: [sys.modules.pop(name) for name in list(sys.modules) if name == 'relstorage'])
+        ours = self.section().replace('sqlite3', 'relstore-sqlite3')
+        config = self.write('zope.conf', '%import relstorage', '%import relstore.beside',
+                            '<zodb_db first>', ours, '</zodb_db>',
+                            '<zodb_db second>', '<relstorage>', '</relstorage>', '</zodb_db>')
+        with mock.patch.object(sys, 'path', [str(self.here), *sys.path]):
+            out = self.works('-d', '-1', config)
+        self.assertRegex(out, r'(?s)first: The database .*Removed: 11 states.*second: MappingStorage\n  Packed.')
+        self.assertEqual(self.there(stay + go), stay)
+
+    def test_under_its_other_name(self):
+        stay, go = self.fill()
+        status, out, err = self.command(relstore_main, 'pack', '--days', '0', self.config())
+        self.assertEqual((status, err), (0, ''), out)
+        self.assertEqual(self.there(stay + go), stay)
+        with self.assertRaises(SystemExit):
+            self.command(relstore_main, 'pack', '--list', 'f', self.config())
 
     def test_included(self):
         self.fill()
