@@ -286,7 +286,7 @@ class _Saved:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise Unusable('it is no file')
-        if os.geteuid() not in (0, status.st_uid) and status.st_uid != 0:
+        if status.st_uid not in (0, os.geteuid()):      # root believes nobody else either
             raise Unusable(f'it belongs to another user, {status.st_uid}')
         if status.st_mode & 0o022:
             raise Unusable(f'others may write it, its mode is {status.st_mode & 0o777:o}')

@@ -6,12 +6,13 @@ psycopg calls a ProtocolViolation and psycopg2 an OperationalError. For MySQL an
 says more there. SQLite's errors are told by their text: Python 3.10 gives no code.
 """
 import importlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import methodcaller
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from relstore.adapters.pipeline import Connection
 from relstore.errors import (
@@ -28,6 +29,13 @@ from relstore.errors import (
 LOCKS = 'max_locks_per_transaction'
 # The version of libpq that brought them.
 PIPELINES = 140000
+# In the place of what libpq says of a dsn.
+UNREADABLE = ("it cannot be read; it is key='value' for each key that libpq knows, with a backslash before a quote, "
+              'or postgresql://user:password@host/dbname, with %40 for @ and so on')
+AMBIGUOUS = ('the server cannot be found; what is neither a letter nor a digit in the user or password of an URI is '
+             'written as %40 for @, %2F for / and so on')
+
+Result = TypeVar('Result')
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,7 @@ class Driver:
 
 
 def _classify_postgresql(error: Exception) -> type[Exception]:
-    state = getattr(error, 'sqlstate', None) or getattr(error, 'pgcode', None)
+    state = _sqlstate(error)
     if state is None:       # the client library noticed it, not the server
         return Disconnected if _is_connection_loss(error) else DatabaseError
     if state == '40P01':
@@ -88,6 +96,10 @@ def _classify_postgresql(error: Exception) -> type[Exception]:
     if state in ('28000', '28P01', '3D000', '42501', '53200'):
         return ConfigurationError
     return DatabaseError
+
+
+def _sqlstate(error: Exception) -> str | None:
+    return getattr(error, 'sqlstate', None) or getattr(error, 'pgcode', None)
 
 
 def _message_postgresql(error: Exception) -> str:
@@ -151,7 +163,7 @@ def _libpq_defaults(dsn: str) -> dict:
 
 
 def _connect_psycopg2(psycopg2: ModuleType, dsn: str):
-    connection = psycopg2.connect(dsn, **_libpq_defaults(dsn))
+    connection = _discreetly(psycopg2, dsn, lambda: psycopg2.connect(dsn, **_libpq_defaults(dsn)))
     connection.autocommit = True
     return connection
 
@@ -160,7 +172,27 @@ def _connect_psycopg(psycopg: ModuleType, dsn: str) -> Connection:
     if psycopg.pq.version() < PIPELINES:
         raise ConfigurationError(f'psycopg has found version {psycopg.pq.version() // 10000} of libpq, which knows no '
                                  'pipelines: install libpq 14 or newer, or relstore[psycopg], which brings its own.')
-    return Connection(psycopg, dsn, **_libpq_defaults(dsn))
+    return _discreetly(psycopg, dsn, lambda: Connection(psycopg, dsn, **_libpq_defaults(dsn)))
+
+
+def _discreetly(module: ModuleType, dsn: str, connect: Callable[[], Result]) -> Result:
+    """Return connect(). What libpq quotes of a dsn that it cannot read, or reads wrongly, may be a password."""
+    try:
+        return connect()
+    except module.ProgrammingError:         # it could not read it
+        kind, message = module.ProgrammingError, UNREADABLE
+    except module.OperationalError as e:
+        if not _is_ambiguous(dsn) or _sqlstate(e) is not None:
+            raise
+        kind, message = module.OperationalError, AMBIGUOUS
+    raise kind(message)         # not from what was caught, which would stand in the traceback
+
+
+def _is_ambiguous(dsn: str) -> bool:
+    """Whether a part of the password in an URI may be taken for its host, port or database."""
+    scheme, separator, rest = dsn.partition('://')
+    credentials = re.match('[^@/?#]*', rest)[0]
+    return bool(separator) and '@' in rest[len(credentials) + 1:]
 
 
 def _connect_sqlite(sqlite3: ModuleType, path: str, timeout: float):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 import unittest
 from contextlib import closing, contextmanager
 from unittest import mock
@@ -187,10 +188,22 @@ class PostgreSQLRefusals(Refusals):
 class Dsn(PostgreSQLRefusals):
 
     def test_no_dsn(self):
-        self.refused('dsn', '"="', dsn='mysite')
+        self.refused('this dsn', 'cannot be read', dsn='mysite')
 
     def test_unknown_key(self):
-        self.refused('dsn', '"hots"', dsn='hots=localhost dbname=site')
+        self.refused('this dsn', 'cannot be read', 'each key that libpq knows', dsn='hots=localhost dbname=site')
+
+    def test_no_part_of_a_password_is_told(self):
+        here = f'127.0.0.1:{free_port()}'
+        for dsn in ('password=sword fish', 'password=a fish=b', "password='fish", 'host=127.0.0.1 fish', '//u:fish@h/d',
+                    f'postgresql://u:a@fish@{here}/db', f'postgresql://u:fish/b@{here}/db',
+                    f'postgresql://u:%zzfish@{here}/db', f'postgresql://u:[fish@{here}/db',
+                    f'postgresql://{here}/db?password=a&fish=1', f'postgresql://u:fish#@b@{here}/db'):
+            for driver in DRIVERS:
+                with self.subTest(dsn, driver=driver):
+                    message = self.refusal(lambda: relstore.RelStore(relstore.PostgreSQL(dsn, driver=driver)))
+                    self.check(message, 'this dsn')
+                    self.assertNotIn('fish', ''.join(traceback.format_exception(self.kept)))
 
     def test_port_that_is_no_number(self):
         self.refused('"abc"', 'port', dsn='host=127.0.0.1 port=abc dbname=site')

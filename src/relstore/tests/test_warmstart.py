@@ -268,11 +268,12 @@ class TheFile(Directory):
         self.save(10, ROWS)
         if os.geteuid() == 0:
             os.chown(self.path, 12345, -1)
-        found = []
-        with mock.patch.object(os, 'geteuid', return_value=54321):
-            [warning] = self.warnings(lambda: found.extend(self.rows()))
-        self.assertIn('another user', warning)
-        self.assertEqual(found, [])
+        for user in 54321, 0:       # root, too
+            found = []
+            with self.subTest(user), mock.patch.object(os, 'geteuid', return_value=user):
+                [warning] = self.warnings(lambda: found.extend(self.rows()))
+                self.assertIn('another user', warning)
+                self.assertEqual(found, [])
 
 
 class Filling(Directory):
