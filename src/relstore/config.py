@@ -18,8 +18,9 @@ whenever the storage is opened.
 """
 import logging
 import os.path
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import ZConfig
@@ -28,7 +29,7 @@ from ZODB.config import BaseConfig
 
 from relstore.adapters.drivers import find_driver
 from relstore.errors import ConfigurationError
-from relstore.options import Options, dashed, known_names, nearest
+from relstore.options import ALIASES, FLAG, REFUSED, Options, dashed, known_names, nearest
 
 if TYPE_CHECKING:
     from relstore.adapters.mysql import MySQL
@@ -124,6 +125,55 @@ def pragmas(section: Any) -> dict[str, str]:
 
 
 # Types of keys and values. ZConfig adds file and line to the ValueError that they raise.
+
+class _Values:
+    """`value.pool_size`, as component.xml calls it, makes a value of a text, or says which key has a wrong one."""
+
+    def __getattr__(self, name: str) -> Callable[[str], Any]:
+        key = name.replace('-', '_')
+        if key in REFUSED:
+            return _refuse(key)
+        option = {option.name: option for option in fields(Options)}.get(ALIASES.get(key, key))
+        if option is not None:
+            allowed = option.metadata['allowed']
+            kind, words, test = 'byte-size' if key in _IN_BYTES else _KINDS[option.type], allowed.words, allowed.test
+        else:
+            (kind, words), test = _OF_ADAPTERS[key], lambda value: True
+        convert = ZConfig.datatypes.stock_datatypes[kind]
+
+        def value(text: str) -> Any:
+            try:
+                found = convert(text)
+            except (ValueError, OSError):
+                found = None
+            if found is None or not test(found):
+                raise ValueError(f'{name} is {text!r}: allowed is {words}.')
+            return found
+        return value
+
+
+def _refuse(key: str) -> Callable[[str], Any]:
+    def value(text: str) -> Any:
+        raise ValueError(f'{dashed(key)} {REFUSED[key]}')
+    return value
+
+
+value = _Values()
+
+# What ZConfig calls the types of options.
+_KINDS = {'bool': 'boolean', 'float': 'float', 'int': 'integer', 'str': 'string', 'str | None': 'string'}
+_IN_BYTES = 'cache_local_object_max', 'cache_local_dir_write_max_size'
+# And of the keys of adapters, with the words for them.
+_BOOLEAN, _INTEGER = ('boolean', FLAG.words), ('integer', 'a whole number')
+_BYTES, _FILE = ('byte-size', 'a whole number, with KB, MB or GB or without'), ('existing-file', 'a file that is there')
+_OF_ADAPTERS = {
+    'group_commit': _BOOLEAN,
+    'port': ('port-number', 'a number from 0 to 65535'), 'connect_timeout': _INTEGER, 'compress': _BOOLEAN,
+    'named_pipe': _BOOLEAN, 'read_default_file': _FILE, 'ssl_ca': _FILE, 'ssl_cert': _FILE, 'ssl_key': _FILE,
+    'page_size': _BYTES, 'mmap_size': _BYTES, 'max_page_count': _INTEGER, 'threads': _INTEGER, 'cache_size': _BYTES,
+    'wal_autocheckpoint': _INTEGER, 'soft_heap_limit': _BYTES, 'gevent_yield_interval': _INTEGER,
+}
+
 
 def option_name(text: str) -> str:
     """Return the key of a <relstore> section, written with dashes; RelStorage has one with underscores."""

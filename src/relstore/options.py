@@ -32,8 +32,6 @@ WITHOUT_EFFECT = {
     'blob_cache_size_check': _LATER + 'there is no blob cache to check.',
     'blob_cache_size_check_external': _LATER + 'there is no blob cache to check.',
     'blob_chunk_size': _LATER + 'blobs cannot be stored, in chunks or whole.',
-    'replica_conf': _LATER + 'every session goes to the database that the adapter section names.',
-    'ro_replica_conf': _LATER + 'read-only sessions too go to the database that the adapter section names.',
     'replica_timeout': _LATER + 'no session goes to a replica that it could leave.',
     'revert_when_stale': _LATER + 'no session goes to a replica that could be stale.',
     'pack_commit_busy_delay': 'has no effect: a pack holds the commit lock for no longer than its last look takes.',
@@ -43,6 +41,13 @@ WITHOUT_EFFECT = {
     'cache_local_compression': _LATER + 'states are cached as they are stored.',
     'cache_local_storage': 'has no effect: there is one kind of local cache, and cache-local-mb is its size.',
     'commit_lock_id': 'has no effect: no supported database needs a number for the commit lock.',
+}
+
+#: Those that a site relies on: to do without them would be no small thing.
+REFUSED = {
+    'replica_conf': _LATER + 'every session goes to the database that the adapter section names: leave it out.',
+    'ro_replica_conf': _LATER + 'read-only sessions too go to the database that the adapter section names: leave it '
+                                'out.',
 }
 
 
@@ -178,9 +183,11 @@ class Options:
                 raise ConfigurationError(
                     f'{dashed(alias)} and {dashed(name)} are two names of one option: give only one of them.')
         for name, value in given.items():
+            if value is not None and name in REFUSED:
+                raise ConfigurationError(f'{dashed(name)} {REFUSED[name]}')
             if warn and value is not None and name in WITHOUT_EFFECT:
                 logger.warning('%s %s', dashed(name), WITHOUT_EFFECT[name])
-        honoured = {name: value for name, value in given.items() if name not in WITHOUT_EFFECT}
+        honoured = {name: value for name, value in given.items() if name not in REFUSED | WITHOUT_EFFECT}
         options = cls(**{ALIASES.get(name, name): value for name, value in honoured.items()})
         if warn and options.poll_interval and not options.cache_servers:
             logger.warning('poll-interval has no effect without cache-servers: every transaction asks the '
@@ -190,7 +197,7 @@ class Options:
 
 def known_names() -> list[str]:
     """Return the name of every option that is accepted, ours and RelStorage's."""
-    return [option.name for option in fields(Options)] + [*ALIASES, *WITHOUT_EFFECT]
+    return [option.name for option in fields(Options)] + [*ALIASES, *WITHOUT_EFFECT, *REFUSED]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

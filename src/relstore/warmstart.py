@@ -15,6 +15,7 @@ The file, all numbers big-endian:
 The states are those of the database.  Who reads the file reads them, and who writes it has the site load what they
 wrote: so it is made for its owner alone, and one that others may have written is not used.
 """
+import errno
 import logging
 import os
 import stat
@@ -98,7 +99,11 @@ class WarmStart:
             return last_tid()
 
     def start(self) -> None:
-        """Start to read, and to save every few minutes, in the background."""
+        """Start to read, and to save every few minutes, in the background. A warning tells where that cannot be."""
+        try:
+            self._make_directory()
+        except OSError as error:
+            log.warning('cache-local-dir is %s, where nothing can be saved: %s.', self._directory, error.strerror)
         self._thread = threading.Thread(
             target=self._run, args=(self._cache.generation,), name='relstore warm start', daemon=True)
         self._thread.start()
@@ -176,7 +181,7 @@ class WarmStart:
         if not rows or mark == self._saved:
             return
         try:
-            os.makedirs(self._directory, mode=0o700, exist_ok=True)
+            self._make_directory()
             self._remove_abandoned()
             with self._replaced() as file:
                 self._write(file, epoch, head, self._rows(rows, head, epoch, generation))
@@ -184,6 +189,11 @@ class WarmStart:
             log.warning('The cache could not be saved in %s: %s.', self.path, error)
         else:
             self._saved = mark
+
+    def _make_directory(self) -> None:
+        os.makedirs(self._directory, mode=0o700, exist_ok=True)
+        if not os.access(self._directory, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), self._directory)
 
     def _mark(self, generation: int) -> tuple:
         """Return what is not the same any more when states have come or gone."""

@@ -84,12 +84,13 @@ def _classify_postgresql(error: Exception) -> type[Exception]:
         return Disconnected if _is_connection_loss(error) else DatabaseError
     if state == '40P01':
         return Deadlock
-    if state in ('55P03', '57014'):                      # lock_not_available; query_canceled by a timeout
+    if state == '55P03':                                 # lock_not_available
         return LockTimeout
     # 0A000, 25006: a standby has no epoch, and cannot be written; another server can, or this one when it is promoted.
     if state[:2] == '08' or state in ('57P01', '57P02', '57P03', '57P05', '25P03', '25P04', '0A000', '25006'):
         return Disconnected
-    if state in ('40001', '53300'):                      # serialization failure; too many connections
+    # Serialization failure; too many connections; cancelled, by somebody or by the role's own statement_timeout.
+    if state in ('40001', '53300', '57014'):
         return Unavailable
     if state == '53200' and LOCKS in (error.diag.message_hint or ''):
         return OutOfLocks

@@ -7,6 +7,7 @@ sessions in the middle of a transaction, so a session may be told something when
 """
 import logging
 import math
+import os
 import re
 import secrets
 import time
@@ -81,6 +82,8 @@ class MySQL(Adapter):
             raise ConfigurationError('charset binary is none for the drivers; leave charset out.')
         if compress and driver == 'pymysql':
             raise ConfigurationError('PyMySQL cannot compress; leave compress out, or set driver mysqlclient.')
+        if read_default_file is not None and not os.access(read_default_file, os.R_OK):
+            raise ConfigurationError(f'read_default_file is {read_default_file}, which cannot be read.')
         if host == 'localhost' and port and not unix_socket:
             host = '127.0.0.1'      # mysqlclient would take another server's socket, and ignore the port
         settings = {

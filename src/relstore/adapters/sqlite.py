@@ -324,16 +324,23 @@ class SQLite(Adapter):
     def lock_pack(self, session: Session) -> str | None:
         """The lock of a file, which the system releases however the process ends."""
         session.run('PRAGMA mmap_size = 0')     # else all that this session removes counts as memory of the process
-        file = open(self.data_dir / 'pack.lock', 'a+')      # noqa: SIM115 (closed with the session)
+        path = self.data_dir / 'pack.lock'
+        try:
+            file = open(path, 'a+')         # noqa: SIM115 (closed with the session)
+        except OSError as e:
+            raise DatabaseError(f'{path} cannot be written: {e.strerror}') from e
         session.keep(file)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
             return file.read().strip() or 'another process'
-        file.truncate(0)
-        file.write(f'the process {os.getpid()}\n')
-        file.flush()
+        try:
+            file.truncate(0)
+            file.write(f'the process {os.getpid()}\n')
+            file.flush()
+        except OSError as e:
+            raise DatabaseError(f'{file.name} cannot be written: {e.strerror}') from e
         return None
 
     def save_references(self, session: Session, rows: Sequence[tuple[int, int, bytes]]) -> None:

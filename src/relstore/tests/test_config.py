@@ -14,7 +14,7 @@ import ZConfig
 import ZODB.config
 
 from relstore.errors import ConfigurationError
-from relstore.options import ALIASES, WITHOUT_EFFECT, Options
+from relstore.options import ALIASES, REFUSED, WITHOUT_EFFECT, Options
 from relstore.tests.servers import PostgreSQLLayer
 from relstore.tests.test_options import HONOURED, RELSTORAGE_OPTIONS
 
@@ -54,12 +54,15 @@ class OptionTests(unittest.TestCase):
             with self.subTest(section), self.assertNoLogs('relstore'):
                 self.assertEqual(self.options(section=section), Options())
 
-    def test_every_option_of_relstorage_is_honoured_or_warned_about(self):
+    def test_every_option_of_relstorage_is_honoured_warned_about_or_refused(self):
         for section in SECTIONS:
             for key, value in RELSTORAGE_OPTIONS.items():
                 name = key.replace('-', '_')
                 with self.subTest(key, section=section):
-                    if name in HONOURED:
+                    if name in REFUSED:
+                        with self.assertRaises(ZConfig.ConfigurationError):
+                            self.options(f'{key} {value}', section=section)
+                    elif name in HONOURED:
                         needed = ['cache-servers localhost:11211'] if key == 'poll-interval' else []
                         with self.assertNoLogs('relstore'):
                             options = self.options(f'{key} {value}', *needed, section=section)
@@ -125,21 +128,44 @@ class RefusalTests(unittest.TestCase):
 
     def test_bad_values(self):
         for line, expected in [
-                ('pool-size 1', 'pool-size is 1: allowed is a whole number, 2 or more.'),
-                ('cache-local-mb -5', 'cache-local-mb is -5: allowed is a whole number, 0 or more.'),
-                ('commit-lock-timeout 0',
-                 'commit-lock-timeout is 0.0: allowed is seconds, more than 0 and at most 86400.'),
-                ('keep-history perhaps', "not a valid boolean value: 'perhaps' (line 6)"),
-                ('pool-size many', "invalid literal for int() with base 10: 'many' (line 6)")]:
+                ('pool-size 1', "'1': allowed is a whole number, 2 or more"),
+                ('pool-size many', "'many': allowed is a whole number, 2 or more"),
+                ('cache-local-mb -5', "'-5': allowed is a whole number, 0 or more"),
+                ('cache-local-object-max 3XB', "'3XB': allowed is a whole number, 0 or more"),
+                ('cache-delta-size-limit 0', "'0': allowed is a whole number, 1 or more"),
+                ('commit-lock-timeout 0', "'0': allowed is seconds, more than 0 and at most 86400"),
+                ('keep-history perhaps', "'perhaps': allowed is true or false")]:
             with self.subTest(line):
-                self.assertEqual(self.refusal(SQLITE, line), expected)
+                self.assertEqual(self.refusal(SQLITE, line), f'{line.split()[0]} is {expected}. (line 6)')
+
+    def test_bad_values_of_an_adapter(self):
+        for section, line, allowed in [
+                ('mysql', 'port abc', 'a number from 0 to 65535'), ('mysql', 'connect_timeout soon', 'a whole number'),
+                ('mysql', 'read_default_file /nowhere/my.cnf', 'a file that is there'),
+                ('mysql', 'ssl_ca /nowhere', 'a file that is there'), ('mysql', 'compress x', 'true or false'),
+                ('postgresql', 'group-commit x', 'true or false'),
+                ('sqlite3', 'gevent_yield_interval x', 'a whole number')]:
+            key, value = line.split()
+            with self.subTest(line):
+                needed = {'mysql': ['db x'], 'sqlite3': ['data-dir x']}.get(section, [])
+                self.assertEqual(self.refusal(f'<{section}>', line, *needed, f'</{section}>'),
+                                 f'{key} is {value!r}: allowed is {allowed}. (line 4)')
+
+        self.assertEqual(
+            self.refusal('<sqlite3>', 'data-dir x', '<pragmas>', 'cache_size x', '</pragmas>', '</sqlite3>'),
+            "cache_size is 'x': allowed is a whole number, with KB, MB or GB or without. (line 6)")
+
+    def test_what_a_site_relies_on_is_refused(self):
+        for key in 'replica-conf', 'ro-replica-conf':
+            self.assertRegex(self.refusal(SQLITE, f'{key} etc/replicas'),
+                             rf'^{key} is not available yet .*: leave it out\. \(line 6\)$')
 
     def test_bad_value_in_a_database_names_the_line(self):
         text = f'%import relstore\n<zodb main>\n<relstore>\n{SQLITE}\npool-size 1\n</relstore>\n</zodb>\n'
         with self.assertRaises(ZConfig.ConfigurationError) as caught:
             ZODB.config.databaseFromString(text)
         self.assertEqual(str(caught.exception),
-                         'pool-size is 1: allowed is a whole number, 2 or more. (line 9)')
+                         "pool-size is '1': allowed is a whole number, 2 or more. (line 7)")
 
     def test_not_exactly_one_adapter(self):
         postgresql = '<postgresql>\n</postgresql>'
@@ -230,7 +256,7 @@ class MySQLTests(unittest.TestCase):
     def test_every_key_reaches_the_driver(self):
         keys = {
             'db': 'zodb', 'host': 'db.example.com', 'port': 3307, 'unix_socket': '/run/s', 'user': 'zope',
-            'passwd': 'x', 'charset': 'latin1', 'connect_timeout': 3, 'read_default_file': '/etc/x.cnf',
+            'passwd': 'x', 'charset': 'latin1', 'connect_timeout': 3, 'read_default_file': __file__,
             'read_default_group': 'zope', 'ssl_ca': __file__, 'ssl_cert': __file__, 'ssl_key': __file__}
         adapter = self.mysql(*(f'{name} {value}' for name, value in keys.items()), 'compress on').open()
         keys |= {'database': keys.pop('db'), 'password': keys.pop('passwd'), 'compress': True}
@@ -474,7 +500,7 @@ class ComponentTests(unittest.TestCase):
 
     def test_each_option_has_a_key_and_each_key_an_option(self):
         keys = [key for key, info in schema_of('relstore') if not info.issection()]
-        names = [option.name for option in fields(Options)] + [*ALIASES, *WITHOUT_EFFECT]
+        names = [option.name for option in fields(Options)] + [*ALIASES, *WITHOUT_EFFECT, *REFUSED]
         self.assertEqual(sorted(keys), sorted(name.replace('_', '-') for name in names))
 
     def test_defaults(self):
@@ -499,7 +525,7 @@ class ComponentTests(unittest.TestCase):
 
     def test_help(self):
         expected = {option.name: option.metadata['help'] for option in fields(Options)}
-        expected |= {name: f'{name.replace("_", "-")} {text}' for name, text in WITHOUT_EFFECT.items()}
+        expected |= {name: f'{name.replace("_", "-")} {text}' for name, text in (WITHOUT_EFFECT | REFUSED).items()}
         for _, info in schema_of('relstore'):
             with self.subTest(info.attribute):
                 if info.attribute in expected:

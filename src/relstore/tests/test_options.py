@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError, asdict, fields
 from types import SimpleNamespace
 
 from relstore.errors import ConfigurationError
-from relstore.options import ALIASES, WITHOUT_EFFECT, Options, known_names, nearest
+from relstore.options import ALIASES, REFUSED, WITHOUT_EFFECT, Options, known_names, nearest
 
 #: What RelStorage 4.3 and 1.1.2 take in a configuration file, each with a value that is not our default.
 RELSTORAGE_OPTIONS = {
@@ -96,12 +96,15 @@ class MakeTests(unittest.TestCase):
                 self.assertEqual(str(caught.exception),
                                  f'There is no option {given!r}; the nearest known name is {expected!r}.')
 
-    def test_every_option_of_relstorage_is_honoured_or_warned_about(self):
+    def test_every_option_of_relstorage_is_honoured_warned_about_or_refused(self):
         for name in RELSTORAGE_OPTIONS:
             name = name.replace('-', '_')
             with self.subTest(name):
                 self.assertIn(name, known_names())
-                if name not in HONOURED:
+                if name in REFUSED:
+                    with self.assertRaisesRegex(ConfigurationError, name.replace('_', '-')):
+                        Options.make(**{name: 'x'})
+                elif name not in HONOURED:
                     with self.assertLogs('relstore', logging.WARNING) as logs:
                         self.assertEqual(Options.make(**{name: 'x'}), Options())
                     [record] = logs.records

@@ -1,10 +1,19 @@
 """The pool lends a bounded number of sessions, and takes back what it should keep."""
 import threading
 import unittest
+from contextlib import closing
 
-from relstore.errors import Disconnected, Unavailable
+from psycopg2.extensions import make_dsn
+
+import relstore
+from relstore.errors import Disconnected, LockTimeout, Unavailable
 from relstore.session import SessionPool
-from relstore.tests.backends import SQLiteHistoryPreserving, cases
+from relstore.tests.backends import (
+    Psycopg2HistoryPreserving,
+    Psycopg3HistoryPreserving,
+    SQLiteHistoryPreserving,
+    cases,
+)
 
 
 class Pool(unittest.TestCase):
@@ -104,5 +113,18 @@ class Pool(unittest.TestCase):
         self.assertRaises(Unavailable, self.pool.borrow)
 
 
+class Cancelled(unittest.TestCase):
+
+    def test_a_statement_timeout_is_no_lock_timeout(self):
+        self.open_storage().close()
+        adapter = relstore.PostgreSQL(make_dsn(self.dsn(), options='-c statement_timeout=50'), driver=self.driver)
+        adapter.configure(self.keep_history, read_only=False)
+        with closing(adapter.connect()) as session, self.assertRaises(Unavailable) as caught:
+            session.all('SELECT pg_sleep(60)')
+        self.assertNotIsInstance(caught.exception, LockTimeout)
+        self.assertIn('statement timeout', str(caught.exception))
+
+
 cases(globals(), Pool, backends=(SQLiteHistoryPreserving,))
-del Pool
+cases(globals(), Cancelled, backends=(Psycopg2HistoryPreserving, Psycopg3HistoryPreserving))
+del Pool, Cancelled

@@ -209,6 +209,14 @@ class TheFile(Directory):
         os.mkfifo(self.path)
         in_child(self, lambda: self.assertIn('it is no file', self.warnings(self.opened)[0]))   # without waiting
 
+    def test_a_directory_that_cannot_be_made_is_told_when_it_is_opened(self):
+        self.path.touch()
+        for directory in self.path, self.path / 'below':
+            warm = self.warm(self.cache(), directory=directory)
+            self.addCleanup(warm.close)
+            [warning, *_] = self.warnings(warm.start)
+            self.assertIn(f'cache-local-dir is {directory}, where nothing can be saved: ', warning)
+
     def test_no_file(self):
         with self.assertNoLogs('relstore', logging.INFO):
             self.assertEqual(self.rows(directory=self.directory / 'nothing there'), [])

@@ -17,7 +17,7 @@ from persistent.mapping import PersistentMapping
 from ZODB.Connection import TransactionMetaData
 from ZODB.DB import DB
 from ZODB.FileStorage import FileStorage
-from ZODB.POSException import POSKeyError
+from ZODB.POSException import POSKeyError, StorageError
 from ZODB.tests.hexstorage import HexStorage
 from ZODB.utils import p64, u64
 
@@ -348,6 +348,15 @@ class Refusals(SQLiteHistoryPreserving, Zodbpack):
     def test_traceback(self):
         with self.assertRaises(ConfigurationError):
             main(['--traceback', str(self.config())])
+
+    def test_a_lock_file_that_cannot_be_written(self):
+        """As on a full disk: here a device stands for it."""
+        self.fill()
+        path = self.adapter().data_dir / 'pack.lock'
+        path.symlink_to('/dev/full')
+        self.assertRegex(self.refused(self.config()), rf'^{path} cannot be written: ')
+        with closing(self.open_storage()) as storage, self.assertRaisesRegex(StorageError, 'cannot be written'):
+            storage.pack(None)
 
     def test_empty_database(self):
         self.open_storage().close()
