@@ -13,7 +13,7 @@ EXTRAS = {
     # mysqlclient is compiled against libmariadb or libmysqlclient (a C compiler, and libmariadb-dev).
     'mysql': ['mysqlclient >= 2.2'],
     # Needs no compiler. What rsa brings, MySQL wants for passwords where the connection is not encrypted.
-    'pymysql': ['PyMySQL[rsa] >= 1.1'],
+    'pymysql': ['PyMySQL[rsa] >= 1.2'],
     # In Python alone. pylibmc does as well, but a broken answer can break its C library and with it the process.
     'memcached': ['pymemcache >= 4'],
     # Bars and tables on a terminal: needed by `relstore demo`, and used by the other commands where it is there.

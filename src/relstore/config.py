@@ -27,7 +27,7 @@ import ZConfig
 import ZConfig.datatypes
 from ZODB.config import BaseConfig
 
-from relstore.adapters.drivers import find_driver
+from relstore.adapters.drivers import TLS_MODES, find_driver
 from relstore.errors import ConfigurationError
 from relstore.options import ALIASES, FLAG, REFUSED, Options, dashed, known_names, nearest
 
@@ -95,7 +95,7 @@ class MySQLSection(BaseConfig):
             passwd=config.passwd, driver=_available(config.driver, MYSQL_DRIVERS), charset=config.charset,
             connect_timeout=config.connect_timeout, compress=config.compress,
             read_default_file=config.read_default_file, read_default_group=config.read_default_group,
-            ssl_ca=config.ssl_ca, ssl_cert=config.ssl_cert, ssl_key=config.ssl_key)
+            ssl_mode=config.ssl_mode, ssl_ca=config.ssl_ca, ssl_cert=config.ssl_cert, ssl_key=config.ssl_key)
 
 
 class SQLiteSection(BaseConfig):
@@ -226,6 +226,14 @@ def mysql_driver(text: str) -> str:
     """Return the name of a driver for MySQL, ours or RelStorage's."""
     # RelStorage calls mysqlclient by the name of the module in it.
     return _driver('mysqlclient' if text.lower() == 'mysqldb' else text, MYSQL_DRIVERS, FORMER_MYSQL_DRIVERS)
+
+
+def ssl_mode(text: str) -> str:
+    """Return how connections to MySQL are encrypted; MySQL writes it in capitals."""
+    mode = text.lower()
+    if mode not in TLS_MODES:
+        raise ValueError(f'ssl_mode is {text!r}: allowed is {", ".join(TLS_MODES)}.')
+    return mode
 
 
 def sqlite_driver(text: str) -> str:

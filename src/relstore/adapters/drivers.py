@@ -7,6 +7,7 @@ says more there. SQLite's errors are told by their text: Python 3.10 gives no co
 """
 import importlib
 import re
+import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -34,6 +35,13 @@ UNREADABLE = ("it cannot be read; it is key='value' for each key that libpq know
               'or postgresql://user:password@host/dbname, with %40 for @ and so on')
 AMBIGUOUS = ('the server cannot be found; what is neither a letter nor a digit in the user or password of an URI is '
              'written as %40 for @, %2F for / and so on')
+
+# How a connection to MySQL or MariaDB is encrypted, and who may answer. To look at a certificate, but not at the name
+# in it, is not among them: MariaDB's client library cannot do that.
+TLS_MODES = 'disabled', 'preferred', 'required', 'verify_identity'
+TLS_DEMANDED = TLS_MODES[2:]
+# PyMySQL's version from which on that demands TLS.
+TLS_IS_NOT_LEFT_OUT = (1, 2)
 
 Result = TypeVar('Result')
 
@@ -237,30 +245,70 @@ def _mysqlclient_connection(connections: ModuleType) -> type:
 
 
 def _connect_mysqlclient(MySQLdb: ModuleType, settings: Mapping):
-    tls = {name: settings[f'ssl_{name}'] for name in ('ca', 'cert', 'key') if f'ssl_{name}' in settings}
-    others = {name: value for name, value in settings.items() if not name.startswith('ssl_')}
-    if tls:
-        others |= {'ssl': tls, 'ssl_mode': 'VERIFY_CA' if 'ca' in tls else 'REQUIRED'}
+    settings, mode, files = _tls(settings)
+    if settings.get('host') == 'localhost' and 'port' in settings and 'unix_socket' not in settings:
+        # So written the client library would look for a socket, and ignore the port. It is the name in a certificate.
+        settings |= {'host': 'LOCALHOST'}
+    tls = {'ssl_mode': mode.upper()} if mode else {}
     connection = _mysqlclient_connection(importlib.import_module('MySQLdb.connections'))(
-        autocommit=True, binary_prefix=True, **others)
+        autocommit=True, binary_prefix=True, **settings, **tls, **({'ssl': files} if files else {}))
     connection.server_thread = connection.thread_id()
+    if mode == 'required' and not _is_encrypted(connection):
+        connection.close()
+        raise MySQLdb.OperationalError(2026, 'TLS is required (ssl_mode), and the server offers none')
     return connection
+
+
+def _is_encrypted(connection) -> bool:
+    """libmariadb 3.3 goes on without TLS where the server offers none, unless it is to look at the certificate."""
+    cursor = connection.cursor()
+    cursor.execute("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
+    [(_, cipher)] = cursor.fetchall()
+    return bool(cipher)
 
 
 def _connect_pymysql(pymysql: ModuleType, settings: Mapping):
     flag = importlib.import_module('pymysql.constants.CLIENT').MULTI_STATEMENTS
+    settings, mode, files = _tls(settings)
     # libmysqlclient does without TLS on a unix socket, unless told otherwise; PyMySQL would read the certificates
     # of the machine before each connection, for 25 ms.
-    told = any(name.startswith(('ssl_', 'read_default_')) for name in settings)
+    told = any(name.startswith('read_default_') for name in settings)
     try:
-        return pymysql.connect(autocommit=True, binary_prefix=True, client_flag=flag,
-                               ssl_verify_cert='ssl_ca' in settings or None,
-                               ssl_disabled='unix_socket' in settings and not told, **settings)
+        if mode in TLS_DEMANDED:
+            if pymysql.VERSION < TLS_IS_NOT_LEFT_OUT:
+                raise ConfigurationError(f'PyMySQL {pymysql.__version__} goes on without TLS where the server offers '
+                                         'none; install PyMySQL 1.2 or newer.')
+            tls = {'ssl': _tls_context(mode, files)}
+        else:
+            tls = {'ssl_disabled': mode == 'disabled' or 'unix_socket' in settings and not told}
+        return pymysql.connect(autocommit=True, binary_prefix=True, client_flag=flag, **settings, **tls)
     except (AttributeError, KeyError) as e:
         raise ConfigurationError(f"PyMySQL does not know the charset {settings['charset']}") from e
     except (RuntimeError, ValueError, NotImplementedError, OSError) as e:
         # It lacks the package for a kind of passwords, or a file is not there, or not what it should be.
         raise ConfigurationError(f'PyMySQL cannot connect: {e}') from e
+
+
+def _tls(settings: Mapping) -> tuple[dict, str, dict[str, str]]:
+    """Return the settings that have nothing to do with TLS, one of TLS_MODES or '', and the files: ca, cert, key.
+
+    Who names a CA wants to know who answers.
+    """
+    others = {name: value for name, value in settings.items() if not name.startswith('ssl_')}
+    files = {name: settings[f'ssl_{name}'] for name in ('ca', 'cert', 'key') if f'ssl_{name}' in settings}
+    mode = settings.get('ssl_mode') or ('verify_identity' if 'ca' in files else 'required' if files else '')
+    return others, mode, files
+
+
+def _tls_context(mode: str, files: Mapping[str, str]) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=files.get('ca'))
+    if mode != 'verify_identity':
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    # MySQL makes CAs that Python 3.13 finds fault with for the sake of form.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    if 'cert' in files:
+        context.load_cert_chain(files['cert'], files.get('key'))
+    return context
 
 
 def _script_mysql(connection, sql: str, parameters: Sequence) -> list:

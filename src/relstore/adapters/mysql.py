@@ -27,7 +27,7 @@ from relstore.adapters.base import (
     Verdict,
     lock_timeout,
 )
-from relstore.adapters.drivers import find_driver
+from relstore.adapters.drivers import TLS_MODES, find_driver
 from relstore.adapters.statements import Statements, Tables, read
 from relstore.errors import (
     ConfigurationError,
@@ -63,7 +63,8 @@ log = logging.getLogger('relstore')
 class MySQL(Adapter):
     """The database `db` of a MySQL or MariaDB server.
 
-    driver: mysqlclient or pymysql. host and the others: as the driver takes them; where they are None, what the file
+    driver: mysqlclient or pymysql. ssl_mode: one of drivers.TLS_MODES, or None: verify_identity with ssl_ca, required
+    with ssl_cert, else preferred. host and the others: as the driver takes them; where they are None, what the file
     read_default_file says, or else the driver's defaults.
     """
     name = 'mysql'
@@ -75,7 +76,8 @@ class MySQL(Adapter):
                  user: str | None = None, passwd: str | None = None, driver: str = 'mysqlclient',
                  charset: str = 'utf8mb4', connect_timeout: int = 10, compress: bool = False,
                  read_default_file: str | None = None, read_default_group: str | None = None,
-                 ssl_ca: str | None = None, ssl_cert: str | None = None, ssl_key: str | None = None):
+                 ssl_mode: str | None = None, ssl_ca: str | None = None, ssl_cert: str | None = None,
+                 ssl_key: str | None = None):
         self._db = db
         self._driver = find_driver(driver, 'mysqlclient', 'pymysql')
         if charset == 'binary':
@@ -84,13 +86,15 @@ class MySQL(Adapter):
             raise ConfigurationError('PyMySQL cannot compress; leave compress out, or set driver mysqlclient.')
         if read_default_file is not None and not os.access(read_default_file, os.R_OK):
             raise ConfigurationError(f'read_default_file is {read_default_file}, which cannot be read.')
-        if host == 'localhost' and port and not unix_socket:
-            host = '127.0.0.1'      # mysqlclient would take another server's socket, and ignore the port
+        if ssl_mode is not None and ssl_mode not in TLS_MODES:
+            raise ConfigurationError(f'ssl_mode is {ssl_mode!r}: allowed is {", ".join(TLS_MODES)}.')
+        if ssl_ca and ssl_mode not in (None, 'verify_identity'):
+            raise ConfigurationError(f'ssl_ca has no effect with ssl_mode {ssl_mode}; leave one of them out.')
         settings = {
             'database': db, 'host': host, 'port': port, 'unix_socket': unix_socket, 'user': user, 'password': passwd,
             'charset': charset, 'connect_timeout': connect_timeout, 'compress': compress or None,
             'read_default_file': read_default_file, 'read_default_group': read_default_group,
-            'ssl_ca': ssl_ca, 'ssl_cert': ssl_cert, 'ssl_key': ssl_key}
+            'ssl_mode': ssl_mode, 'ssl_ca': ssl_ca, 'ssl_cert': ssl_cert, 'ssl_key': ssl_key}
         self._settings = {name: value for name, value in settings.items() if value is not None}
 
     def __str__(self) -> str:
