@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+import pymysql
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -47,7 +48,7 @@ class Authority:
 
     def sign(self, *names: x509.GeneralName, common_name: str = 'server', expires: datetime.timedelta = DAY
              ) -> dict[str, Path]:
-        """Return the files of a new certificate, and its key: cert, key."""
+        """Return the files of a new certificate: cert, key, and ca, which is ours."""
         key = ec.generate_private_key(ec.SECP256R1())
         builder = self._builder(self._subject(common_name), self._subject(self._name), key, expires)
         if names:
@@ -57,7 +58,7 @@ class Authority:
         files['cert'].write_bytes(builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
         files['key'].write_bytes(key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
-        return files
+        return files | {'ca': self.file}
 
     @staticmethod
     def _subject(name: str) -> x509.Name:
@@ -80,9 +81,9 @@ class Place:
         self._stack.callback(shutil.rmtree, directory)
         directory.chmod(0o755)      # the server is another user
         self.authority, self.another = Authority(directory, 'authority'), Authority(directory, 'another')
-        self._used = {kind: directory / f'used.{kind}' for kind in ('cert', 'key')}
+        self._used = {kind: directory / f'used.{kind}' for kind in ('cert', 'key', 'ca')}
         self._present(self.authority.sign(*HERE))
-        files = {f'ssl_{kind}': file for kind, file in self._used.items()} | {'ssl_ca': self.authority.file}
+        files = {f'ssl_{kind}': file for kind, file in self._used.items()}
         self.server, self.without = self._start(server(files | with_tls)), self._start(server(without_tls))
 
     def _start(self, server: Server) -> Server:
@@ -211,7 +212,8 @@ class Tls:
         self.server.run("GRANT ALL ON *.* TO guest@'127.0.0.1'")
         files = {f'ssl_{kind}': str(file) for kind, file in mine.items()}
         self.assertEncrypted(user='guest', **files)
-        self.assertEncrypted(user='guest', **files, ssl_ca=str(self.authority.file))
+        del files['ssl_ca']
+        self.assertEncrypted(user='guest', **files)
         self.assertRefused('guest', user='guest', ssl_mode='required')
 
     def test_what_does_not_go_together(self):
@@ -226,3 +228,7 @@ class OnMariaDB(Tls, unittest.TestCase):
 
 class OnMySQL(Tls, unittest.TestCase):
     layer, require = MySQLTlsLayer, staticmethod(require_mysql)
+
+    def test_expired(self):
+        """MySQL itself refuses to present such a one."""
+        self.assertRaises(pymysql.OperationalError, self.having, self.authority.sign(*HERE, expires=-DAY))
