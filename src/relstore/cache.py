@@ -19,6 +19,8 @@ from collections.abc import Iterable
 from itertools import islice
 from threading import Lock
 
+from relstore.bases import Base, Bases, Standing
+
 # valid_to of a revision that nothing newer is known of; above every tid.
 OPEN = 1 << 63
 
@@ -47,6 +49,8 @@ OBJECT_BYTES = memory_of(1 << 31) + 48 + 8
 
 # How many used objects the hand spares before it takes one all the same: no writer holds the lock long.
 PATIENCE = 100
+# Which part of the budget may be bases of changes, see Bases. They have their own: a cache that is in use is full.
+BASES = 1 / 8
 
 
 _EMPTY_STATE = sys.getsizeof(b'')
@@ -62,6 +66,7 @@ class Cache:
 
     States longer than `object_max` bytes are not kept.  With limit 0 nothing is, but the log works.
     The log has at most `log_limit` objects (about 140 bytes each, not part of the budget).
+    keep_bases: whether revision() is to find what views may have read that are in use, though it was overwritten.
 
     A view moves in this order: read `generation`, then `head`; ask the database what changed since that head;
     advance() or jump(); take the new `at`, which is `head` as it is now, or the own answer's `new` where the
@@ -72,7 +77,7 @@ class Cache:
     it is told that everything may have changed.  A view of another generation has to poll again.
     """
 
-    def __init__(self, limit: int, object_max: int, log_limit: int = 100_000):
+    def __init__(self, limit: int, object_max: int, log_limit: int = 100_000, keep_bases: bool = False):
         self.limit = limit
         # The longest state that is kept; none is longer than what a whole empty cache could hold.
         self.object_max = min(object_max, limit - OBJECT_BYTES - _size(b''))
@@ -85,6 +90,8 @@ class Cache:
         self._older: dict[int, Revision] = {}       # the one before it, of few objects
         self._changed: dict[int, int] = {}      # oid -> newest tid in (floor, head]; in the order of tids
         self._clock: deque[int] = deque()       # oids that the hand has yet to pass in this round
+        self._bases = Bases(int(limit * BASES)) if keep_bases else None
+        self._overwritten: list[tuple[int, Base]] = []      # what may be one
         self._bytes = 0
         self._last_tid = 0          # of the last revision that came: neighbours often share it, and then its memory
         self._evictions = 0
@@ -110,10 +117,13 @@ class Cache:
 
     def revision(self, oid: int, tid: int) -> bytes | None:
         """Return the state that the transaction `tid` gave the object, or None if it is not cached."""
-        for revision in (self._entries.get(oid), self._older.get(oid)):
-            if revision is not None and revision.tid == tid:
-                return revision.state
-        return None
+        with self._lock:        # else it may be on its way from one place to another
+            if self._overwritten:
+                self._keep_bases()
+            for revision in (self._entries.get(oid), self._older.get(oid)):
+                if revision is not None and revision.tid == tid:
+                    return revision.state
+            return None if self._bases is None else self._bases.get(oid, tid)
 
     def holds(self, oid: int, at: int) -> bool:
         """Whether find() would find it. This is no use of it, and not counted."""
@@ -140,6 +150,25 @@ class Cache:
             'log': len(self._changed),
         }
 
+    # Bases
+
+    def add_view(self, view: Standing) -> None:
+        """Keep the bases of what this view may change, as long as it lives."""
+        if self._bases is not None:
+            with self._lock:
+                self._bases.add(view)
+
+    def _overwrite(self, oid: int, revision: Revision, before: int) -> None:
+        """Note that a revision is dropped because `before` is newer."""
+        if self._bases is not None:
+            self._overwritten.append((oid, Base(revision.tid, before, revision.state)))
+
+    def _keep_bases(self) -> None:
+        self._bytes -= self._bases.bytes
+        self._bases.keep(self._overwritten)
+        self._bytes += self._bases.bytes
+        self._overwritten = []
+
     # Filling
 
     def put(self, oid: int, tid: int, state: bytes, at: int, generation: int | None = None) -> None:
@@ -153,6 +182,8 @@ class Cache:
                 tid = self._last_tid
             self._last_tid = tid
             self._add(oid, tid, state, self._valid_to(oid, at))
+            if self._overwritten:
+                self._keep_bases()
             if self._bytes > self.limit:
                 self._evict()
 
@@ -169,6 +200,10 @@ class Cache:
                     self._add(oid, tid, state, OPEN if covered and changed(oid, 0) <= tid else tid)
                     if self._bytes > self.limit:
                         self._evict()
+            if self._overwritten:
+                self._keep_bases()
+                if self._bytes > self.limit:
+                    self._evict()
 
     def fill(self, rows: Iterable[tuple[int, int, bytes]], at: int, generation: int | None = None) -> bool:
         """Keep what was saved: (oid, tid, state) current at `at`, the most useful first.
@@ -218,23 +253,29 @@ class Cache:
         elif older is None or older.tid < tid:
             self._set_older(oid, Revision(tid, valid_to, state))
             self._bytes += _size(state)
+        else:
+            self._overwrite(oid, Revision(tid, valid_to, state), older.tid)
 
     def _set_older(self, oid: int, revision: Revision) -> None:
         older = self._older.get(oid)
         if older is not None:
             self._bytes -= _size(older.state)
+            self._overwrite(oid, older, revision.tid)
         self._older[oid] = revision
 
     def _evict(self) -> None:
         patience = PATIENCE
         while self._bytes > self.limit:
             if not self._clock:
-                self._clock.extend(self._entries)
+                self._begin_round()
+                continue
             oid = self._clock.popleft()
             newest = self._entries[oid]
             if oid in self._older:
                 # It goes first: views that need it do not live long.
-                self._bytes -= _size(self._older.pop(oid).state)
+                older = self._older.pop(oid)
+                self._bytes -= _size(older.state)
+                self._overwrite(oid, older, newest.tid)
             elif newest.used and patience:
                 patience -= 1
                 newest.used = False
@@ -242,6 +283,13 @@ class Cache:
                 del self._entries[oid]
                 self._bytes -= OBJECT_BYTES + _size(newest.state)
                 self._evictions += 1
+
+    def _begin_round(self) -> None:
+        self._clock.extend(self._entries)
+        if self._bases is not None:
+            self._bytes -= self._bases.bytes
+            self._bases.prune()
+            self._bytes += self._bases.bytes
 
     # Polling
 
@@ -368,7 +416,9 @@ class Cache:
         with self._lock:
             if oids is None:
                 self._forget()
-            self._bytes -= sum(_size(revision.state) for revision in self._older.values())
+            for oid, revision in self._older.items():
+                self._bytes -= _size(revision.state)
+                self._overwrite(oid, revision, self._entries[oid].tid)
             self._older = {}
             for oid in oids or ():
                 revision = self._entries.pop(oid, None)
@@ -382,12 +432,17 @@ class Cache:
     def after_fork(self) -> None:
         """Begin anew in a child process: another thread may have been writing when it was forked."""
         self._lock = Lock()
+        if self._bases is not None:
+            self._bases.after_fork()
         self.restart(self.head)
 
     def _forget(self) -> None:
         self._entries = {}
         self._older = {}
         self._clock.clear()
+        self._overwritten = []
+        if self._bases is not None:
+            self._bases.clear()
         self._bytes = 0
 
     def _outdated(self, generation: int | None) -> bool:

@@ -38,7 +38,8 @@ class Database:
         adapter.configure(options.keep_history, options.read_only)
         adapter.prepare_schema(options.create_schema)
         self.adapter, self.options = adapter, options
-        self.cache = Cache(options.cache_local_mb << 20, options.cache_local_object_max)
+        self.cache = Cache(options.cache_local_mb << 20, options.cache_local_object_max,
+                           keep_bases=not adapter.keep_history)
         self.pool = SessionPool(adapter.connect, options.pool_size, options.pool_timeout)
         self.oids = OidAllocator(lambda count: self.pool.attempt(lambda s: adapter.new_oids(s, count)),
                                  options.pool_timeout)

@@ -22,6 +22,7 @@ from zope.interface import alsoProvides, implementer
 
 from relstore import history, iterate, transfer
 from relstore.adapters.base import MAX_TID, Adapter
+from relstore.bases import ANYWHERE, Standing
 from relstore.commit import Transaction
 from relstore.conflicts import ObjectConflicts
 from relstore.database import Database
@@ -57,6 +58,8 @@ class RelStore(UndoLogCompatible):
         self._at: int | None = None             # the view
         self._generation = -1                   # of the database, when the view was taken
         self._began = self._cache.generation    # and when this was made
+        self._standing = Standing()             # where the view may be, for those who keep what it sees
+        self._cache.add_view(self._standing)
         self._last: tuple = (None, -1)          # the view as of the last poll_invalidations, and its generation
         self._own: int | None = None            # tid of its commit since then
         self._poll_may_fail = True              # may the next poll_invalidations raise?
@@ -123,8 +126,7 @@ class RelStore(UndoLogCompatible):
         return HistoricalStorageAdapter(self.new_instance(), before)
 
     def release(self) -> None:
-        self._share()
-        self._end_snapshot()
+        self.afterCompletion()
         if self._txn is not None:
             self._end(self._txn)
 
@@ -139,6 +141,7 @@ class RelStore(UndoLogCompatible):
         """End the snapshot, if there is one: between transactions nothing is open in the database."""
         self._share()
         self._end_snapshot()
+        self._standing.between = None
 
     def poll_invalidations(self) -> list[bytes] | None:
         """Move the view to now. Return the oids that changed on the way; None if everything may have.
@@ -166,7 +169,11 @@ class RelStore(UndoLogCompatible):
 
     def _take_view(self) -> None:
         ask = self._poll_snapshot if self._adapter.reads_in_snapshot else self._database.shared_poll
-        self._at, self._generation = self._database.polling.unless_known(ask, self._database.known)
+        self._standing.between = self._cache.head, ANYWHERE
+        try:
+            self._at, self._generation = self._database.polling.unless_known(ask, self._database.known)
+        finally:
+            self._standing.between = None if self._at is None else (self._at, self._at)
         self._snapshot_due = self._adapter.reads_in_snapshot and self._snapshot is None
 
     def _poll_snapshot(self) -> tuple[int, int]:
