@@ -10,7 +10,7 @@ from relstore.memcache import Memcached, Unreachable, keys_of
 BEGUN, DONE = 1 << 30, 1
 # Seconds after which a key that is never seen balanced is given up.
 STUCK = 60.0
-# Seconds between two attempts to tell the others of a commit. While the server is left alone they cost nothing.
+# Seconds between two attempts to tell the others of a commit.
 RETRY = 0.5
 
 
@@ -31,6 +31,10 @@ class CommitCounter:
     * by whoever has seen it unbalanced for long, at every look: somebody died between begun and done, or begun was
       counted twice, and however many commit since, it stays so.  Where nobody died and they only were many, or slow,
       it does no harm: what they add later makes more done than begun.
+
+    The deletion goes to a server that is slow, too, while all else leaves it alone: a commit waits for that, and is
+    seen when it is acknowledged. The thread tries one that fails, whatever others do, so that it is told half a second
+    after it works again.
 
     What a lost key costs: a commit that was under way then is not announced as begun, so it is seen when it is done,
     as every acknowledged one.
@@ -118,11 +122,11 @@ class CommitCounter:
             return False
         return now - since > STUCK
 
-    def _pay(self) -> None:
+    def _pay(self, though_failing: bool = False) -> None:
         """Delete the key if the others could not be told of a commit: whatever they remember is of no use then."""
         debt = self._debt
         if debt is not None:
-            self._server.delete(self._key)
+            self._server.delete(self._key, though_failing)
             with self._lock:
                 if self._debt is debt:      # a commit that failed meanwhile may be later than the deletion
                     self._debt = None
@@ -137,7 +141,7 @@ class CommitCounter:
     def _keep_paying(self) -> None:
         while not self._closed.wait(RETRY):
             with suppress(Unreachable):
-                self._pay()
+                self._pay(though_failing=True)
             with self._lock:
                 if self._debt is None:
                     self._payer = None

@@ -176,7 +176,7 @@ class Server:
     So a server that is dead or hangs costs this process one timeout per pause. The first failure finds several
     threads there, perhaps; when the pause is over one goes and sees, and the others still stay away.
 
-    One that answers, but is slow on average, is failing too: a page asks it a hundred times.
+    One that answers, but is slow on average, is left alone too: a page asks it a hundred times. But see delete().
     """
 
     def __init__(self, name: str, library: Pylibmc | Pymemcache):
@@ -190,6 +190,7 @@ class Server:
         self._pause = 0.0           # seconds; 0 while it works
         self._failed = 0.0          # when, on the monotonic clock, it was last found failing
         self._resume = 0.0          # when somebody may try again
+        self._is_slow = False       # is it left alone although it answers?
 
     def get_many(self, keys: list[str]) -> dict[str, bytes]:
         return self._do(lambda connection: connection.get_many(keys),
@@ -216,8 +217,12 @@ class Server:
         """
         return self._do(lambda connection: connection.incr(key, by), again)
 
-    def delete(self, key: str) -> None:
-        self._do(lambda connection: connection.delete(key))
+    def delete(self, key: str, though_failing: bool = False) -> None:
+        """Delete it, also on a server that is left alone because it is slow, or for whatever reason.
+
+        It takes two timeouts at most: to connect, and for the answer.
+        """
+        self._do(lambda connection: connection.delete(key), cannot_wait=self._is_slow or though_failing)
 
     def close(self) -> None:
         """Close the connections: those in use as soon as they come back."""
@@ -230,10 +235,10 @@ class Server:
         self._idle, self._lock = deque(), Lock()
 
     def _do(self, act: Callable[[Any], Result], again: bool = True,
-            volume: Callable[[Result], int] = lambda result: 0) -> Result:
-        """Return act(connection). volume: how many bytes it has moved, for its result."""
+            volume: Callable[[Result], int] = lambda result: 0, cannot_wait: bool = False) -> Result:
+        """Return act(connection). volume: how many bytes it has moved, for its result. cannot_wait: for a pause."""
         started = time.monotonic()
-        if self._pause:
+        if self._pause and not cannot_wait:
             self._stay_away(started)
         try:
             try:
@@ -298,7 +303,7 @@ class Server:
         else:
             self._mean = mean = self._mean + WEIGHT * (min(max(seconds, 0.0), HICCUP) - self._mean)
         if mean > SLOW:
-            self._note_failure(started, TimeoutError(f'slow: {mean * 1000:.0f} ms on average'))
+            self._note_failure(started, TimeoutError(f'slow: {mean * 1000:.0f} ms on average'), is_slow=True)
         elif self._pause:
             self._note_success(started)
 
@@ -310,15 +315,16 @@ class Server:
                     raise Unreachable(f'memcached {self._name} is left alone for a while')
                 self._resume = now + self._pause
 
-    def _note_failure(self, started: float, error: Exception) -> None:
-        self._drop_idle()
+    def _note_failure(self, started: float, error: Exception, is_slow: bool = False) -> None:
+        if not is_slow:
+            self._drop_idle()
         with self._lock:
             if started < self._failed:
                 return          # it began before the failure that is known already
             if not self._pause:
                 log.warning('memcached %s does not answer as it should (%r). What is there is taken from the database '
                             'until it does.', self._name, error)
-            self._mean = 0.0
+            self._mean, self._is_slow = 0.0, is_slow
             self._pause = min(max(PAUSE, 2 * self._pause), LONGEST_PAUSE)
             self._failed = time.monotonic()
             self._resume = self._failed + self._pause

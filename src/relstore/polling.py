@@ -30,7 +30,7 @@ class Polling:
     def __init__(self, counter: Counter | None, interval: float):
         self._counter, self._interval = counter, interval
         self._numbers = itertools.count(1)
-        self._commits = 0               # another number after each commit of this process
+        self._news = 0                  # another number when what was known is not all any more
         self.sent = self.saved = 0
         self.after_fork()
 
@@ -43,11 +43,12 @@ class Polling:
         self._answer: Answer | None = None      # and how
 
     def committed(self) -> None:
-        """This process has committed: what was known before is not all any more."""
-        self._commits = next(self._numbers)
+        """This process has committed."""
+        self.forget()
 
     def forget(self) -> None:
-        self._seen = None
+        """What is known is not all any more, nor what questions are told that were sent before."""
+        self._news = next(self._numbers)
 
     def unless_known(self, ask: Callable[[], Answer], known: Callable[[], Answer]) -> Answer:
         """Return ask(), or known() if nothing can have changed since somebody asked.
@@ -58,7 +59,7 @@ class Polling:
         if self._counter is None or not self._interval:
             return ask()
         count, now = self._counter.value(), time.monotonic()
-        state = count, self._commits, known()[1]
+        state = count, self._news, known()[1]
         seen = self._seen
         if count is not None and seen is not None and seen[0] == state and now < seen[1]:
             self.saved += 1

@@ -15,7 +15,14 @@ from ZODB.interfaces import (
     ReadVerifyingStorage,
 )
 from ZODB.mvccadapter import HistoricalStorageAdapter
-from ZODB.POSException import POSKeyError, ReadConflictError, ReadOnlyError, StorageTransactionError, Unsupported
+from ZODB.POSException import (
+    ConflictError,
+    POSKeyError,
+    ReadConflictError,
+    ReadOnlyError,
+    StorageTransactionError,
+    Unsupported,
+)
 from ZODB.UndoLogCompatible import UndoLogCompatible
 from ZODB.utils import p64, u64
 from zope.interface import alsoProvides, implementer
@@ -396,7 +403,11 @@ class RelStore(UndoLogCompatible):
 
     def tpc_vote(self, transaction) -> list[bytes]:
         txn = self._current(transaction)
-        return [p64(oid) for oid in txn.vote()]
+        try:
+            return [p64(oid) for oid in txn.vote()]
+        except ConflictError:
+            self._database.polling.forget()     # nobody may have counted what it met: the next attempt is to ask
+            raise
 
     def tpc_finish(self, transaction, func: Callable[[bytes], None] = lambda tid: None) -> bytes:
         txn = self._current(transaction)

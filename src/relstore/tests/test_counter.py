@@ -49,7 +49,7 @@ class Memcached:
             add()
         return self._do(add)
 
-    def delete(self, key):
+    def delete(self, key, though_failing=False):
         self._do(self.forget)
 
     def forget(self):
@@ -290,7 +290,7 @@ class CreatesWithoutItsOwnBegun(CommitCounter):
 
 
 class ForgetsItsDebts(CommitCounter):
-    def _pay(self):
+    def _pay(self, though_failing=False):
         self._debt = None
 
 
@@ -395,7 +395,7 @@ class Server:
             self.value += by
         return self.value
 
-    def delete(self, key):
+    def delete(self, key, though_failing=False):
         self.reach()
         self.value = None
         if self.meanwhile:

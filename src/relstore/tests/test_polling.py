@@ -11,7 +11,7 @@ from persistent.mapping import PersistentMapping
 from transaction import TransactionManager
 from transaction.interfaces import TransientError
 from ZODB.Connection import TransactionMetaData
-from ZODB.POSException import ReadConflictError
+from ZODB.POSException import ConflictError, ReadConflictError
 from ZODB.utils import z64
 
 import relstore
@@ -170,6 +170,12 @@ class TestUnlessKnown(unittest.TestCase):
         self.take(meanwhile=self.polling.committed)
         self.assert_asks(1)
 
+    def test_news_while_the_question_is_under_way(self):
+        """The answer need not show them."""
+        self.take(meanwhile=self.polling.forget)
+        self.assert_asks(1)
+        self.assert_asks(0)
+
     def test_an_unknown_count(self):
         self.take()
         self.counter.count = None
@@ -305,6 +311,37 @@ class SavedPolls(unittest.TestCase):
             with self.assertRaises(ReadConflictError):
                 self.view.load(self.oids[0])
         self.assertEqual(self.view.load(self.oids[2])[1], old[self.oids[2]], 'in the snapshot that is open now')
+
+    def test_a_retry_after_a_conflict_asks(self):
+        """Nobody has counted what it has met; else each retry would fail as the first one did."""
+        def change(txn):
+            self.view.store(self.oids[0], self.view.load(self.oids[0])[1], b'mine', '', txn)
+
+        def rely(txn):
+            self.view.checkCurrentSerialInTransaction(self.oids[0], self.view.load(self.oids[0])[1], txn)
+            self.view.store(self.view.new_oid(), z64, b'new', '', txn)
+
+        for work in change, rely:
+            with self.subTest(work.__name__):
+                self.next_transaction()
+                self.view.load(self.oids[0])
+                self.commit(self.oids[0], told=False)
+                self.next_transaction()
+                with self.assertRaises(ConflictError):
+                    self.attempt(work)
+                self.next_transaction()
+                self.attempt(work)
+                self.serials[self.oids[0]] = self.theirs.getTid(self.oids[0])
+
+    def attempt(self, work):
+        txn = TransactionMetaData()
+        self.view.tpc_begin(txn)
+        try:
+            work(txn)
+            self.view.tpc_vote(txn)
+            self.view.tpc_finish(txn)
+        finally:
+            self.view.tpc_abort(txn)
 
     def test_a_commit_between_the_view_and_its_first_miss(self):
         self.next_transaction()

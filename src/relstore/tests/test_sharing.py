@@ -349,6 +349,47 @@ class Sharing(Suite):
             self.until(lambda: site.read() == committed == number)
             self.assertLess(time.monotonic() - started, 0.5 + MARGIN / 2)
 
+    def far_off(self):
+        """Return a proxy that a committer reaches memcached through, the committer, and another process."""
+        proxy = GarblingProxy(self.server.address)
+        proxy.start()
+        self.addCleanup(proxy.stop)
+        other = self.other(poll_interval=1000)
+        site = self.site(cache_servers=f'127.0.0.1:{proxy.port}')
+        site.create()
+        self.assertEqual(other.read(), 0)
+        for name, value in ('PAUSE', 1000.0), ('LONGEST_PAUSE', 1000.0), ('SLOW', 0.02):
+            patched = patch.object(memcache, name, value)
+            patched.start()
+            self.addCleanup(patched.stop)
+        return proxy, site, other
+
+    def test_a_committer_that_finds_it_slow_is_seen_at_once(self):
+        """Though it leaves it alone for all else."""
+        proxy, site, other = self.far_off()
+        proxy.garble = lambda data: time.sleep(0.03) or data
+        server = site.storage.database.memcached.first
+        alone = 0
+        for number in range(1, 31):
+            started = time.monotonic()
+            self.assertEqual(site.add(1), number)
+            self.assertLess(time.monotonic() - started, 2 * TIMEOUT + MARGIN / 2)
+            self.assertEqual(other.read(), number)
+            alone += bool(server._pause)
+        self.assertGreater(alone, 10)
+        with self.assertRaises(memcache.Unreachable):
+            server.get('anything')
+
+    def test_a_committer_tells_as_soon_as_it_can(self):
+        """However long all else leaves alone a memcached that has failed."""
+        proxy, site, other = self.far_off()
+        proxy.stop()
+        self.assertEqual(site.add(1), 1)
+        self.assertEqual(site.add(1), 2)
+        self.assertTrue(site.storage.database.memcached.first._pause)
+        proxy.start()
+        self.until(lambda: other.read() == 2)
+
     def test_a_slow_memcached_costs_little(self):
         site, _ = self.pair()
         self.memcached.pause()
