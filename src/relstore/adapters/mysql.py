@@ -314,6 +314,8 @@ class MySQL(Adapter):
         vote = secrets.randbits(62)
         bases, reads = dict(ballot.bases), dict(ballot.reads)
         statements = [(self.sql.begin_vote, (seconds, seconds, session.key, vote))]
+        if 0 < len(reads) <= LIST and 0 not in reads.values():
+            statements.append((self.sql.look_at_reads, (len(reads), tuple(reads), tuple(set(reads.values())))))
         statements += [(_rows(self.sql.lock_created, len(some)), (*some, self.oid_list(some)))
                        for some in _lists(oid for oid in ballot.locks if not bases[oid])]
         statements += [(self.sql.lock_current, (some,)) for some in _lists(sorted({*bases, *ballot.restored}))]
@@ -340,7 +342,7 @@ class MySQL(Adapter):
         if ballot.restored_tid is not None and ballot.restored_tid <= last:
             verdict.last_tid = last
         changed = [oid for oid, base in ballot.bases if current.get(oid, 0) != base]
-        if changed:
+        if changed and not verdict.outdated:
             states = self._send(session, [(self.sql.current_states, (some,)) for some in _lists(changed[:TOGETHER])])
             states = {oid: (tid, state) for oid, tid, state in chain.from_iterable(states)}
             verdict.conflicts = [(oid, *states.get(oid, (current.get(oid, 0), None))) for oid in changed]

@@ -206,6 +206,10 @@ class SQLite(Adapter):
             rows = session.series([(IMPATIENT, ()), (self.sql.begin_write, ()), (PATIENT, ()), vote])
         except LockTimeout:
             session.rollback()      # should anything but the lock have been busy
+            outdated = _outdated(ballot, session.series([vote])) if ballot.reads else []
+            if outdated:            # it need not wait to fail
+                session.run(PATIENT)
+                return Verdict(outdated=outdated)
             waits = [(COMMIT_LOCK, self._wait_to_write(session, ballot.timeout))]
             rows = session.series([vote])
         except StorageError:
@@ -216,7 +220,7 @@ class SQLite(Adapter):
             return Verdict(epoch_changed=True, waits=waits)
         current = dict(found)
         verdict = Verdict(ticket=[last, current, None], waits=waits, sweeps=sweeps, sweeping=sweeping)
-        verdict.outdated = [(oid, current.get(oid, 0)) for oid, tid in ballot.reads if current.get(oid, 0) != tid]
+        verdict.outdated = _outdated(ballot, rows)
         if ballot.restored_tid is not None and ballot.restored_tid <= last:
             verdict.last_tid = last
         for oid, base in ballot.bases:
@@ -410,3 +414,11 @@ class SQLite(Adapter):
             session.run(self.sql.commit)
         finally:
             session.rollback()
+
+
+def _outdated(ballot: Ballot, rows: Sequence[tuple]) -> list[tuple[int, int]]:
+    """Return (oid, tid that is current) of what was read and has changed since, within the epoch. rows: of a vote."""
+    (epoch, _), _, *found = rows
+    current = dict(found)
+    return [(oid, current.get(oid, 0)) for oid, tid in ballot.reads
+            if current.get(oid, 0) != tid and epoch == ballot.epoch]

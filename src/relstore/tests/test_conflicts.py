@@ -343,6 +343,30 @@ class Waiting(Suite):
         self.assertEqual(self.mine.conflicts()[0][:5], (oid, COUNTER, 1, 0, 1))
 
 
+class Outdated(Suite):
+    """What has read something that was changed since fails whatever it waits for."""
+
+    def test_it_waits_for_no_lock(self):
+        locked, free, reads = self.object(state(0)), self.object(state(0)), [self.object(state(0)) for _ in range(3)]
+        oid, base = reads[1]
+        tid = commit(self.other, (oid, base, state(1)))
+        impatient = self.opened(commit_lock_timeout=2)
+        first = self.voted(self.other, (*locked, state(1)))
+        for _ in range(2):
+            with self.assertRaises(ReadConflictError) as raised:
+                self.voted(impatient, (*free, state(2)), (*locked, state(2)), read=reads)
+            self.assertEqual((raised.exception.oid, raised.exception.serials), (oid, (tid, base)))
+        stats = impatient.commit_stats()
+        self.assertEqual((stats['longest_wait'], stats['lock_timeouts']), (0, 0))
+        reads[1] = oid, tid
+        with self.assertRaises(LockTimeout):
+            self.voted(impatient, (*free, state(2)), (*locked, state(2)), read=reads)
+        self.other.tpc_finish(first)
+        impatient.tpc_finish(self.voted(impatient, (*free, state(2)), read=reads))
+        with self.assertRaises(ReadConflictError):
+            self.voted(impatient, (impatient.new_oid(), z64, state(2)), read=[locked])
+
+
 class WaitingOnPostgreSQL(Suite):
 
     def setUp(self):
@@ -742,9 +766,10 @@ class Bomb:
         return exec, ('raise SystemExit',)
 
 
-cases(globals(), Errors, Counted, backends=(SQLiteHistoryPreserving, SQLiteHistoryFree, *SERVERS))
+cases(globals(), Errors, Counted, Outdated, backends=(SQLiteHistoryPreserving, SQLiteHistoryFree, *SERVERS))
 cases(globals(), Waiting, backends=SERVERS)
 cases(globals(), WaitingOnPostgreSQL, DeadlocksOnPostgreSQL, backends=(Psycopg2HistoryPreserving,))
 cases(globals(), WaitingOnMySQL, backends=(MySQLdbHistoryPreserving, MySQLdbOnMySQLHistoryFree))
 cases(globals(), WaitingOnSQLite, backends=(SQLiteHistoryPreserving,))
-del Suite, Errors, Counted, Waiting, WaitingOnPostgreSQL, DeadlocksOnPostgreSQL, WaitingOnMySQL, WaitingOnSQLite
+del Suite, Errors, Counted, Outdated, Waiting
+del WaitingOnPostgreSQL, DeadlocksOnPostgreSQL, WaitingOnMySQL, WaitingOnSQLite

@@ -193,6 +193,7 @@ PARAMETERS_OF_MYSQL = {
     'lock_created': lambda s: (s.oid, json.dumps(s.oids)),
     'lock_current': lambda s: (s.oids,),
     'lock_read': lambda s: (s.oids, s.oids),
+    'look_at_reads': lambda s: (len(s.oids), s.oids, s.oids),
     'lock_free': lambda s: (s.oids, s.oids),
     'lock_holders': lambda s: (str(s.oid),),
     'unfinished': lambda s: (1,),

@@ -106,11 +106,16 @@ WHERE u.tid = ? ORDER BY u.zoid
 -- locking read sees what is committed now, also after it has waited. The row in relstore_commit stays locked until the
 -- outcome is decided.
 -- name: begin_vote
-SET SESSION innodb_lock_wait_timeout = ?, lock_wait_timeout = ?;
+SET SESSION innodb_lock_wait_timeout = ?, lock_wait_timeout = ?, @relstore_outdated = 0;
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 START TRANSACTION;
 INSERT INTO {relstore_commit} (session, vote, tid, voted) VALUES (?, ?, 0, UTC_TIMESTAMP(6))
 ON DUPLICATE KEY UPDATE vote = VALUES(vote), tid = 0, voted = VALUES(voted)
+
+-- Is one of few objects not as it was read, for certain? What follows waits for no object then, and what was read is
+-- looked at again with its locks. As a query: where SET has a subquery, rows may be locked.
+-- name: look_at_reads
+SELECT count(*) <> ? INTO @relstore_outdated FROM {current} FORCE INDEX (PRIMARY) WHERE zoid IN ? AND tid IN ?
 
 -- What is not there cannot be locked, so a row for each stands for objects that others may be creating. A row that
 -- was deleted is locked as long as one that is there, and need not be removed by anyone. By a join: a DELETE with IN
@@ -124,7 +129,7 @@ SELECT 'created', 0, 0, TIMESTAMPDIFF(MICROSECOND, @relstore_began, SYSDATE(6))
 -- Rows come as they are locked, so each tells when it was: NOW() is the time of the statement, SYSDATE() that of the row.
 -- name: lock_current
 SELECT 'current', zoid, tid, TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6))
-FROM {current} FORCE INDEX (PRIMARY) WHERE zoid IN ? ORDER BY zoid FOR UPDATE
+FROM {current} FORCE INDEX (PRIMARY) WHERE zoid IN ? AND coalesce(@relstore_outdated, 0) = 0 ORDER BY zoid FOR UPDATE
 
 -- Shared locks come last and never wait: waiting for one while holding others deadlocks. By the primary key, because
 -- a row that is locked there may not be skipped by another index.
