@@ -1,35 +1,32 @@
 """SQLite: one file in a directory, and no server.
 
 What differs: a commit is a series of plain statements, because they cost no round trip; BEGIN IMMEDIATE takes the
-one lock there is for writers, so nothing else needs locking; the clock is ours. Readers are never blocked
-(write-ahead log), and an acknowledged commit is on disk (synchronous=FULL).
+one lock there is for writers, so nothing else needs locking (queue.py has the order in which they get it); the clock is
+ours. Readers are never blocked (write-ahead log), and an acknowledged commit is on disk (synchronous=FULL).
 """
 import fcntl
 import os
-import random
 import re
 import secrets
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ZODB.utils import newTid, p64, u64
 
-from relstore.adapters.base import COMMIT_LOCK, TOGETHER, Adapter, Ballot, Metadata, Verdict, lock_timeout
+from relstore.adapters.base import COMMIT_LOCK, PREPARED, TOGETHER, Adapter, Ballot, Metadata, Verdict, lock_timeout
 from relstore.adapters.drivers import find_driver
+from relstore.adapters.filesession import LONGEST_PAUSE, FileSession
+from relstore.adapters.queue import queue_of
 from relstore.adapters.statements import Statements, Tables, read
-from relstore.errors import ConfigurationError, DatabaseError, LockTimeout, StorageError
+from relstore.errors import ConfigurationError, DatabaseError, LockTimeout
 from relstore.session import Session
 
 PRAGMAS = {'synchronous': 'FULL', 'cache_size': '-16384', 'mmap_size': '268435456', 'temp_store': 'MEMORY'}
 
 LARGE = 1000        # objects of a transaction that would read much of the file
 BUSY_TIMEOUT = 30   # seconds to wait for what is not the lock for writers: a checkpoint, a recovery
-IMPATIENT, PATIENT = 'PRAGMA busy_timeout = 0', f'PRAGMA busy_timeout = {BUSY_TIMEOUT * 1000}'
-# Seconds between two tries to get that one, at most: half of it makes all slower, twice as much some.
-LONGEST_PAUSE = 0.004
 
 # In /proc/locks: the process and the file of who may write. It is byte 120 of the index of the write-ahead log.
 _WRITERS_LOCK = re.compile(r' POSIX +ADVISORY +WRITE (\d+) (\S+) 120 120$')
@@ -100,9 +97,10 @@ class SQLite(Adapter):
             raise
         return session
 
-    def _open(self, path: Path) -> Session:
+    def _open(self, path: Path) -> FileSession:
         mode = 'ro' if self.read_only else 'rwc'
-        session = Session(find_driver('sqlite3', 'sqlite3'), f'{path.as_uri()}?mode={mode}', float(BUSY_TIMEOUT))
+        session = FileSession(find_driver('sqlite3', 'sqlite3'), f'{path.as_uri()}?mode={mode}', BUSY_TIMEOUT,
+                              queue_of(path))
         try:
             for name, value in self._pragmas.items():
                 session.run(f'PRAGMA {name} = {value}')
@@ -159,8 +157,8 @@ class SQLite(Adapter):
         finally:
             session.close()
 
-    def begin_ddl(self, session: Session) -> None:
-        session.run(self.sql.begin_write)
+    def begin_ddl(self, session: FileSession) -> None:
+        session.begin_write(self.sql.begin_write, BUSY_TIMEOUT)
 
     def _adopt_oids(self, session: Session) -> None:
         """Count on from whatever is in use: a backup may be older than its oids, and RelStorage counts elsewhere."""
@@ -168,10 +166,12 @@ class SQLite(Adapter):
         [[used]] = session.all(self.sql.max_oid)
         used = max(used, 16 * self._in_oid_file(self.sql.relstorage_oid))
         if used > last:
-            self.reserve_oids(session, used)
+            with self._writing(session):
+                self.reserve_oids(session, used)
 
     def renew_epoch(self, session: Session) -> None:
-        session.run(self.sql.new_epoch, (secrets.token_hex(8),))
+        with self._writing(session):
+            session.run(self.sql.new_epoch, (secrets.token_hex(8),))
 
     def _in_oid_file(self, sql: str, parameters: Sequence = ()) -> int:
         """Run a statement where RelStorage counts oids, if that is there; else return 0."""
@@ -198,23 +198,17 @@ class SQLite(Adapter):
 
     def vote(self, session: Session, ballot: Ballot) -> Verdict:
         wanted = [oid for oid, _ in (*ballot.bases, *ballot.reads)] + list(ballot.restored)
-        vote, waits = (self.sql.vote, (self.oid_list(wanted),)), []
+        vote = self.sql.vote, (self.oid_list(wanted),)
         if len(wanted) > LARGE:
             session.run('PRAGMA mmap_size = 0')     # else all that is read counts as memory of this process
             session.retire()                        # others are to read as fast as ever, however this ends
-        try:
-            rows = session.series([(IMPATIENT, ()), (self.sql.begin_write, ()), (PATIENT, ()), vote])
-        except LockTimeout:
-            session.rollback()      # should anything but the lock have been busy
+        rows, waits = session.try_to_write(self.sql.begin_write, [vote]), []
+        if rows is None:
             outdated = _outdated(ballot, session.series([vote])) if ballot.reads else []
             if outdated:            # it need not wait to fail
-                session.run(PATIENT)
                 return Verdict(outdated=outdated)
             waits = [(COMMIT_LOCK, self._wait_to_write(session, ballot.timeout))]
             rows = session.series([vote])
-        except StorageError:
-            session.retire()        # it may be impatient still
-            raise
         (epoch, last), (sweeps, sweeping), *found = rows
         if epoch != ballot.epoch:
             return Verdict(epoch_changed=True, waits=waits)
@@ -231,25 +225,12 @@ class SQLite(Adapter):
                 verdict.conflicts.append((oid, tid, state))
         return verdict
 
-    def _wait_to_write(self, session: Session, timeout: float) -> float:
-        """Take the lock for writers; return the seconds that it took. LockTimeout says who has it.
-
-        Where SQLite itself waits, whoever has waited sleeps longer and longer, up to 100 ms, while others come and
-        go: of 16 processes some got 200 commits done and some 1200 in three seconds, and a few commits took two of
-        them. Now each gets 300 to 450 done, and none takes longer than 0.15 s.
-        """
-        began = time.monotonic()
+    def _wait_to_write(self, session: FileSession, timeout: float) -> float:
+        """As FileSession.wait_to_write; LockTimeout says who has the lock."""
         try:
-            while True:
-                time.sleep(random.uniform(0, LONGEST_PAUSE))
-                try:
-                    session.run(self.sql.begin_write)
-                    return time.monotonic() - began
-                except LockTimeout as e:
-                    if time.monotonic() > began + timeout:
-                        raise lock_timeout(COMMIT_LOCK, timeout, self._writer()) from e
-        finally:
-            session.run(PATIENT)
+            return session.wait_to_write(self.sql.begin_write, timeout)
+        except LockTimeout as e:
+            raise lock_timeout(COMMIT_LOCK, timeout, self._writer()) from e
 
     def _writer(self) -> str:
         """Return who holds the lock for writers, as far as the system tells.
@@ -308,12 +289,8 @@ class SQLite(Adapter):
         return tid if tid is not None and self.transactions(session, tid, tid, 1) else None
 
     def new_oids(self, session: Session, count: int) -> list[int]:
-        session.run(self.sql.begin_write)
-        try:
+        with self._writing(session):
             [[last]] = session.all(self.sql.take_oids, (16 * count,))
-            session.run(self.sql.commit)
-        finally:
-            session.rollback()
         block = last // 16
         self._in_oid_file(self.sql.raise_relstorage_oid, (block,))
         return list(range(block - count + 1, block + 1))
@@ -355,6 +332,23 @@ class SQLite(Adapter):
         with self._writing(session):
             super().add_garbage(session, rows)
 
+    def new_pack(self, session: Session, pack_tid: int, marked_tid: int, gc: bool, token: str) -> int:
+        with self._writing(session):
+            return super().new_pack(session, pack_tid, marked_tid, gc, token)
+
+    def end_marking(self, session: Session, generation: int, token: str, objects: int,
+                    progress: str = PREPARED) -> None:
+        with self._writing(session):
+            super().end_marking(session, generation, token, objects, progress)
+
+    def spare(self, session: Session, generation: int, oids: Sequence[int]) -> None:
+        with self._writing(session):
+            super().spare(session, generation, oids)
+
+    def forget_garbage(self, session: Session, generation: int, keep: int) -> int:
+        with self._writing(session):
+            return super().forget_garbage(session, generation, keep)
+
     def begin_snapshot(self, session: Session) -> int:
         session.run('PRAGMA mmap_size = 0')     # else all that is read counts as memory of this process
         session.retire()
@@ -363,9 +357,7 @@ class SQLite(Adapter):
 
     def lock_votes(self, session: Session, timeout: float) -> None:
         """Who has voted has the lock for writers."""
-        try:
-            session.series([(IMPATIENT, ()), (self.sql.begin_write, ()), (PATIENT, ())])
-        except LockTimeout:
+        if session.try_to_write(self.sql.begin_write) is None:
             self._wait_to_write(session, timeout)
 
     def sweep(self, session: Session, generation: int, after: int, upto: int) -> tuple[int, int]:
@@ -385,9 +377,12 @@ class SQLite(Adapter):
         return count
 
     @contextmanager
-    def _writing(self, session: Session) -> Iterator[None]:
-        """In one transaction: alone each row would be one."""
-        session.run(self.sql.begin_write)
+    def _writing(self, session: FileSession) -> Iterator[None]:
+        """In one transaction, unless it is within one: alone each row would be one, and each would wait in no order."""
+        if session.in_transaction:
+            yield
+            return
+        session.begin_write(self.sql.begin_write, BUSY_TIMEOUT)
         try:
             yield
             session.run(self.sql.commit)
@@ -406,14 +401,10 @@ class SQLite(Adapter):
         return size
 
     def zap_all(self, session: Session) -> None:
-        session.run(self.sql.begin_write)
-        try:
+        with self._writing(session):
             for statement in self.sql.zap.split(';\n'):
                 session.run(statement)
             self.renew_epoch(session)
-            session.run(self.sql.commit)
-        finally:
-            session.rollback()
 
 
 def _outdated(ballot: Ballot, rows: Sequence[tuple]) -> list[tuple[int, int]]:

@@ -1,0 +1,91 @@
+"""FileSession: a connection to an SQLite file, with its place in the queue of those who write to it."""
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+
+from relstore.adapters.drivers import Driver
+from relstore.adapters.queue import Queue
+from relstore.errors import LockTimeout, StorageError
+from relstore.session import Row, Session
+
+# Whether SQLite waits by itself where something is busy.
+IMPATIENT, PATIENT = 'PRAGMA busy_timeout = 0', 'PRAGMA busy_timeout = {}'
+# Seconds between two tries to get the lock for writers, at most: half of it makes all slower, twice as much some.
+LONGEST_PAUSE = 0.004
+
+
+class FileSession(Session):
+    """A session whose turn to write ends with the transaction that it was for.
+
+    patience: seconds to wait for what is not the lock for writers: a checkpoint, a recovery.
+    """
+
+    def __init__(self, driver: Driver, uri: str, patience: float, queue: Queue):
+        self._queue = queue
+        self._patient = PATIENT.format(int(patience * 1000))
+        super().__init__(driver, uri, patience)
+
+    def begin_write(self, begin: str, timeout: float) -> None:
+        """Begin a transaction with the lock for writers. begin: the statement. LockTimeout after `timeout` seconds."""
+        if self.try_to_write(begin) is None:
+            self.wait_to_write(begin, timeout)
+
+    def try_to_write(self, begin: str, then: Sequence[tuple[str, Sequence]] = ()) -> list[Row] | None:
+        """Begin it and run more statements, and return the rows of the last; None if the lock is not free."""
+        try:
+            if self._queue.take(self, 0):
+                return self.series([(IMPATIENT, ()), (begin, ()), (self._patient, ()), *then])
+        except LockTimeout:
+            if self.in_transaction:     # something else was busy
+                self.rollback()
+            self.run(self._patient)
+        except StorageError:
+            self.retire()               # it may be impatient still
+            raise
+        return None
+
+    def wait_to_write(self, begin: str, timeout: float) -> float:
+        """Begin it when the lock can be had; return the seconds that it took. LockTimeout after `timeout` seconds.
+
+        The lock may be taken though it is our turn, by somebody who is not in the queue: then try again and again.
+        Where SQLite itself waits, whoever has waited sleeps longer and longer, up to 100 ms, while others come and
+        go.
+        """
+        began = time.monotonic()
+        in_turn = self._queue.take(self, timeout)
+        try:
+            self.run(IMPATIENT)
+            while True:
+                try:
+                    self.run(begin)
+                    if not in_turn:
+                        self._queue.seize(self)
+                    return time.monotonic() - began
+                except LockTimeout:
+                    if time.monotonic() > began + timeout:
+                        raise
+                time.sleep(random.uniform(0, LONGEST_PAUSE))
+        finally:
+            self.run(self._patient)
+
+    def run(self, sql: str, parameters: Sequence = ()) -> int:
+        count = super().run(sql, parameters)
+        if sql == 'COMMIT':
+            self._end_turn()
+        return count
+
+    def rollback(self) -> None:
+        super().rollback()
+        if not self.broken:     # else the lock ends with the connection
+            self._end_turn()
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        self._queue.end(self)

@@ -1,0 +1,253 @@
+"""Queue: the order in which those who write to one SQLite file get its lock for writers.
+
+SQLite has no order: whoever finds the lock taken tries again and again, and may never be lucky. So the threads of a
+process wait for each other here, first come, first served, and one thread of a process at a time waits for other
+processes. Nobody looks whether it is its turn: each is woken by whoever was before it.
+
+This is about the order alone. What protects is SQLite's lock. So nothing is lost where somebody takes no part (an older
+relstore, RelStorage, the program sqlite3, a file system without locks), and whoever has waited in vain may try all the
+same.
+
+Between processes there are two locks of the system on bytes of the file writers.lock. CURRENT has who writes, NEXT who
+is after that: who has just written finds NEXT taken, and cannot be quicker than who has waited. The system wakes those
+who wait for NEXT in any order, and releases the locks of a process that ends. They belong to a process, so a child of
+fork() has none of its parent's.
+"""
+import errno
+import fcntl
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+log = logging.getLogger('relstore')
+
+NEXT, CURRENT = 0, 1
+BUSY = errno.EACCES, errno.EAGAIN       # what the system may say where a lock is taken
+
+
+class Queue:
+    """One for each file and process. A turn belongs to a session, and ends with its transaction.
+
+    What could interleave: a turn may come in the moment in which its thread gives up. Both happen under one lock, and
+    who gives up too late hands the turn on.
+    """
+
+    def __init__(self, path: Path):
+        self._processes = Processes(path)
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Begin anew in a child process, where nobody waits."""
+        self._lock = threading.Lock()       # guards what follows
+        self._holder: object = None
+        self._waiting: deque[tuple[object, threading.Lock]] = deque()
+        self._processes.after_fork()
+
+    def take(self, who: object, timeout: float) -> bool:
+        """Wait up to `timeout` seconds for the turn of `who`; return whether it came."""
+        began = time.monotonic()
+        if not self._take(who, timeout):
+            return False
+        try:
+            if self._processes.take(timeout - (time.monotonic() - began)):
+                return True
+        except BaseException:
+            self._hand_on(who)
+            raise
+        self._hand_on(who)
+        return False
+
+    def seize(self, who: object) -> None:
+        """Say that `who` has got the lock out of turn. Whose turn it was may have forgotten to end it."""
+        with self._lock:
+            self._holder = who
+
+    def end(self, who: object) -> None:
+        """End the turn of `who`, if it has one."""
+        if self._holder is who:
+            self._processes.end()
+            self._hand_on(who)
+
+    def _take(self, who: object, timeout: float) -> bool:
+        with self._lock:
+            if self._holder is None or self._holder is who:
+                self._holder = who
+                return True
+            if timeout <= 0:
+                return False
+            woken = threading.Lock()
+            woken.acquire()
+            self._waiting.append((who, woken))
+        try:
+            if woken.acquire(timeout=timeout):
+                return True
+        except BaseException:
+            if not self._leave(who, woken):
+                self._hand_on(who)
+            raise
+        return not self._leave(who, woken)
+
+    def _leave(self, who: object, woken: threading.Lock) -> bool:
+        """Stop waiting; False if the turn has come meanwhile."""
+        with self._lock, suppress(ValueError):
+            self._waiting.remove((who, woken))
+            return True
+        return False
+
+    def _hand_on(self, who: object) -> None:
+        with self._lock:
+            if self._holder is who:
+                self._holder = None
+                if self._waiting:
+                    self._holder, woken = self._waiting.popleft()
+                    woken.release()
+
+
+class Processes:
+    """The order between processes. One thread at a time uses it, apart from the one that waits for the system.
+
+    The system waits without end. So a thread of its own waits, and gives back at once what nobody wants any more when
+    it comes.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._file: int | None = None
+        self._useless = False           # the file cannot be locked
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        self._lock = threading.Lock()           # guards what follows
+        self._coming: _Coming | None = None     # what is being waited for
+
+    def __del__(self):
+        if self._file is not None:
+            os.close(self._file)
+
+    def take(self, timeout: float) -> bool:
+        """Wait up to `timeout` seconds; return whether the turn came. It always does where nothing can be locked."""
+        with self._lock:
+            if self._coming is None and (self._useless or self._at_once()):
+                return True
+            if timeout <= 0:
+                if self._coming is None:
+                    _unlock(self._file, NEXT)
+                return False
+            coming = self._coming or self._wait()
+            coming.wanted = True
+        try:
+            coming.came.wait(timeout)
+        except BaseException:
+            if not self._give_up(coming):
+                self.end()
+            raise
+        return not self._give_up(coming)
+
+    def end(self) -> None:
+        if self._file is not None:
+            _unlock(self._file, CURRENT)
+
+    def _at_once(self) -> bool:
+        """Take both locks if they are free. Where only NEXT was, it stays ours."""
+        try:
+            if self._file is None:
+                self._file = _open(self._path)
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, NEXT)
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, CURRENT)
+            _unlock(self._file, NEXT)
+        except OSError as e:
+            if self._file is not None and e.errno in BUSY:
+                return False
+            self._do_without(e)
+        return True
+
+    def _wait(self) -> '_Coming':
+        self._coming = coming = _Coming()
+        try:
+            threading.Thread(target=self._fetch, args=(coming,), name='relstore-queue', daemon=True).start()
+        except RuntimeError:            # the interpreter ends
+            coming.came.set()
+        return coming
+
+    def _fetch(self, coming: '_Coming') -> None:
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX, 1, NEXT)
+            fcntl.lockf(self._file, fcntl.LOCK_EX, 1, CURRENT)
+            _unlock(self._file, NEXT)
+        except OSError as e:
+            if e.errno != errno.EDEADLK:        # the system may suspect one, where threads wait for several locks
+                self._do_without(e)
+        with self._lock:
+            if coming.wanted:
+                coming.came.set()
+            else:
+                self._coming = None
+                self.end()
+
+    def _give_up(self, coming: '_Coming') -> bool:
+        """Stop waiting; False if the turn has come meanwhile."""
+        with self._lock:
+            if coming.came.is_set():
+                self._coming = None
+                return False
+            coming.wanted = False
+            return True
+
+    def _do_without(self, error: OSError) -> None:
+        if self._path not in _warned:
+            _warned.add(self._path)
+            log.warning('The file %s cannot be locked (%s): processes that write to this database at the same time '
+                        'wait for each other in no order.', self._path, error.strerror)
+        self._useless = True
+
+
+class _Coming:
+    """A turn that a thread waits for. wanted: by somebody, still."""
+
+    def __init__(self):
+        self.came, self.wanted = threading.Event(), True
+
+
+def _open(path: Path) -> int:
+    """Open the file of the locks, for all who may write to the database."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        with suppress(OSError):         # another user's, who was quicker
+            os.fchmod(file, os.stat(path.with_name('main.sqlite3')).st_mode & 0o777)
+        return file
+
+
+def _unlock(file: int, place: int) -> None:
+    with suppress(OSError):             # it could not be locked either
+        fcntl.lockf(file, fcntl.LOCK_UN, 1, place)
+
+
+_warned: set[Path] = set()
+_queues: weakref.WeakValueDictionary[Path, Queue] = weakref.WeakValueDictionary()
+_making = threading.Lock()
+
+
+def queue_of(path: Path) -> Queue:
+    """Return the queue of those who write to a file, the same for all in this process; it ends with its last user."""
+    with _making:
+        queue = _queues.get(path)
+        if queue is None:
+            queue = _queues[path] = Queue(path.with_name('writers.lock'))
+        return queue
+
+
+def _after_fork() -> None:
+    global _making
+    _making = threading.Lock()
+    for queue in list(_queues.values()):
+        queue.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
