@@ -11,7 +11,8 @@ same.
 Between processes there are two locks of the system on bytes of the file writers.lock. CURRENT has who writes, NEXT who
 is after that: who has just written finds NEXT taken, and cannot be quicker than who has waited. The system wakes those
 who wait for NEXT in any order, and releases the locks of a process that ends. They belong to a process, so a child of
-fork() has none of its parent's.
+fork() has none of its parent's. A third byte is PRESENT: all relstore processes share its lock as long as they have the
+database open, so that each can be told from strangers (neighbours.py).
 """
 import errno
 import fcntl
@@ -26,7 +27,7 @@ from pathlib import Path
 
 log = logging.getLogger('relstore')
 
-NEXT, CURRENT = 0, 1
+NEXT, CURRENT, PRESENT = 0, 1, 2
 BUSY = errno.EACCES, errno.EAGAIN       # what the system may say where a lock is taken
 
 
@@ -47,6 +48,10 @@ class Queue:
         self._holder: object = None
         self._waiting: deque[tuple[object, threading.Lock]] = deque()
         self._processes.after_fork()
+
+    def join(self) -> None:
+        """Be seen by others, as long as there is this queue."""
+        self._processes.join()
 
     def take(self, who: object, timeout: float) -> bool:
         """Wait up to `timeout` seconds for the turn of `who`; return whether it came."""
@@ -124,10 +129,21 @@ class Processes:
     def after_fork(self) -> None:
         self._lock = threading.Lock()           # guards what follows
         self._coming: _Coming | None = None     # what is being waited for
+        self._present = False
 
     def __del__(self):
         if self._file is not None:
             os.close(self._file)
+
+    def join(self) -> None:
+        with self._lock:
+            if not self._present and not self._useless:
+                self._present = True
+                try:
+                    self._open()
+                    fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, PRESENT)
+                except OSError as e:
+                    self._do_without(e)
 
     def take(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds; return whether the turn came. It always does where nothing can be locked."""
@@ -155,8 +171,7 @@ class Processes:
     def _at_once(self) -> bool:
         """Take both locks if they are free. Where only NEXT was, it stays ours."""
         try:
-            if self._file is None:
-                self._file = _open(self._path)
+            self._open()
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, NEXT)
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, CURRENT)
             _unlock(self._file, NEXT)
@@ -165,6 +180,10 @@ class Processes:
                 return False
             self._do_without(e)
         return True
+
+    def _open(self) -> None:
+        if self._file is None:
+            self._file = _open(self._path)
 
     def _wait(self) -> '_Coming':
         self._coming = coming = _Coming()

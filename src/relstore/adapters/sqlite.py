@@ -5,12 +5,14 @@ one lock there is for writers, so nothing else needs locking (queue.py has the o
 ours. Readers are never blocked (write-ahead log), and an acknowledged commit is on disk (synchronous=FULL).
 """
 import fcntl
+import logging
 import os
 import re
 import secrets
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from ZODB.utils import newTid, p64, u64
@@ -18,18 +20,20 @@ from ZODB.utils import newTid, p64, u64
 from relstore.adapters.base import COMMIT_LOCK, PREPARED, TOGETHER, Adapter, Ballot, Metadata, Verdict, lock_timeout
 from relstore.adapters.drivers import find_driver
 from relstore.adapters.filesession import LONGEST_PAUSE, FileSession
+from relstore.adapters.neighbours import Neighbours
 from relstore.adapters.queue import queue_of
 from relstore.adapters.statements import Statements, Tables, read
 from relstore.errors import ConfigurationError, DatabaseError, LockTimeout
 from relstore.session import Session
 
+log = logging.getLogger('relstore')
+
 PRAGMAS = {'synchronous': 'FULL', 'cache_size': '-16384', 'mmap_size': '268435456', 'temp_store': 'MEMORY'}
 
 LARGE = 1000        # objects of a transaction that would read much of the file
 BUSY_TIMEOUT = 30   # seconds to wait for what is not the lock for writers: a checkpoint, a recovery
-
-# In /proc/locks: the process and the file of who may write. It is byte 120 of the index of the write-ahead log.
-_WRITERS_LOCK = re.compile(r' POSIX +ADVISORY +WRITE (\d+) (\S+) 120 120$')
+# Seconds after which a vote looks whether RelStorage has come.
+LOOK_AGAIN = 3.0
 
 
 class SQLite(Adapter):
@@ -49,6 +53,8 @@ class SQLite(Adapter):
             raise ConfigurationError('data-dir is empty; name the directory of the database.')
         self.data_dir = Path(data_dir).expanduser().absolute()
         self.path = self.data_dir / 'main.sqlite3'
+        self._oid_file = self.data_dir / 'oids.sqlite3'
+        self._neighbours, self._looked = Neighbours(self.path), 0.0
         self._pragmas = PRAGMAS | {name: str(value) for name, value in (pragmas or {}).items()}
         for name, value in self._pragmas.items():
             if not re.fullmatch(r'\w+', name) or not re.fullmatch(r'[\w.-]+', value):
@@ -98,9 +104,10 @@ class SQLite(Adapter):
         return session
 
     def _open(self, path: Path) -> FileSession:
-        mode = 'ro' if self.read_only else 'rwc'
-        session = FileSession(find_driver('sqlite3', 'sqlite3'), f'{path.as_uri()}?mode={mode}', BUSY_TIMEOUT,
-                              queue_of(path))
+        queue = queue_of(path)
+        if not self.read_only:
+            queue.join()        # first: see neighbours.py
+        session = self._connected(FileSession, path, queue)
         try:
             for name, value in self._pragmas.items():
                 session.run(f'PRAGMA {name} = {value}')
@@ -109,10 +116,19 @@ class SQLite(Adapter):
             raise
         return session
 
+    def _connected(self, kind: type, path: Path, *others) -> Session:
+        mode = 'ro' if self.read_only else 'rwc'
+        return kind(find_driver('sqlite3', 'sqlite3'), f'{path.as_uri()}?mode={mode}', float(BUSY_TIMEOUT), *others)
+
     def prepare_schema(self, create: bool) -> None:
         try:
             if not self.path.exists():
                 self._make(create)
+            elif not self.read_only:
+                self._look_around()
+                for process in self._neighbours.strangers():
+                    log.warning('%s is open in %s, too, which is not relstore, or an older one. Nothing but relstore '
+                                'may write to it now.', self, process)
             self._complete(self.path, create)
         except OSError as e:
             raise ConfigurationError(f'The data-dir {self.data_dir} cannot be created: {e.strerror}; it and '
@@ -157,6 +173,14 @@ class SQLite(Adapter):
         finally:
             session.close()
 
+    def _look_around(self) -> None:
+        """Refuse to write where RelStorage is. Whoever else has the file open may know what he does."""
+        self._looked = time.monotonic()
+        process = self._neighbours.relstorage()
+        if process is not None:
+            raise ConfigurationError(f'{self} is used by RelStorage, in {process}, and both would give the same oid to '
+                                     'different objects. Stop one of them first.')
+
     def begin_ddl(self, session: FileSession) -> None:
         session.begin_write(self.sql.begin_write, BUSY_TIMEOUT)
 
@@ -164,10 +188,13 @@ class SQLite(Adapter):
         """Count on from whatever is in use: a backup may be older than its oids, and RelStorage counts elsewhere."""
         [[last]] = session.all(self.sql.last_oid)
         [[used]] = session.all(self.sql.max_oid)
-        used = max(used, 16 * self._in_oid_file(self.sql.relstorage_oid))
+        theirs = 16 * self._in_oid_file(self.sql.relstorage_oid)
+        used = max(used, theirs)
         if used > last:
             with self._writing(session):
                 self.reserve_oids(session, used)
+        elif theirs < last:
+            self._in_oid_file(self.sql.raise_relstorage_oid, (last // 16,))
 
     def renew_epoch(self, session: Session) -> None:
         with self._writing(session):
@@ -175,17 +202,26 @@ class SQLite(Adapter):
 
     def _in_oid_file(self, sql: str, parameters: Sequence = ()) -> int:
         """Run a statement where RelStorage counts oids, if that is there; else return 0."""
-        path = self.data_dir / 'oids.sqlite3'
-        if not path.exists():
+        if not self._oid_file.exists():
             return 0
-        session = self._open(path)
-        try:
+        with closing(self._connected(Session, self._oid_file)) as session:
             if session.one(self.sql.has_relstorage_oid) is None:
                 return 0
             [[value]] = session.all(sql, parameters)
             return value
-        finally:
-            session.close()
+
+    def set_writers(self, who: str, timeout: float = 60.0) -> None:
+        """As of any adapter. For RelStorage make the file in which it counts oids: without, it would begin at 1."""
+        super().set_writers(who, timeout)
+        if who == 'any':
+            with (closing(self.connect()) as session, self._writing(session),   # nobody counts meanwhile
+                  closing(self._connected(Session, self._oid_file)) as oids):
+                [[last]] = session.all(self.sql.last_oid)
+                oids.run(self.sql.begin_write)
+                for statement in self.sql.make_relstorage_oid.split(';\n'):
+                    oids.run(statement)
+                oids.all(self.sql.raise_relstorage_oid, (last // 16,))
+                oids.run(self.sql.commit)
 
     # Read ---------------------------------------------------------------------------------------------------------
 
@@ -199,6 +235,8 @@ class SQLite(Adapter):
     def vote(self, session: Session, ballot: Ballot) -> Verdict:
         wanted = [oid for oid, _ in (*ballot.bases, *ballot.reads)] + list(ballot.restored)
         vote = self.sql.vote, (self.oid_list(wanted),)
+        if time.monotonic() > self._looked + LOOK_AGAIN:
+            self._look_around()
         if len(wanted) > LARGE:
             session.run('PRAGMA mmap_size = 0')     # else all that is read counts as memory of this process
             session.retire()                        # others are to read as fast as ever, however this ends
@@ -230,28 +268,7 @@ class SQLite(Adapter):
         try:
             return session.wait_to_write(self.sql.begin_write, timeout)
         except LockTimeout as e:
-            raise lock_timeout(COMMIT_LOCK, timeout, self._writer()) from e
-
-    def _writer(self) -> str:
-        """Return who holds the lock for writers, as far as the system tells.
-
-        Linux lists all locks. Asking for this one by fcntl would need the file to be opened, and closing it again would
-        drop all the locks that this process has on it.
-        """
-        holders = []
-        with suppress(OSError):
-            index = os.stat(f'{self.path}-shm')
-            file = f'{os.major(index.st_dev):02x}:{os.minor(index.st_dev):02x}:{index.st_ino}'
-            locks = Path('/proc/locks').read_text().splitlines()
-            holders = [int(lock[1]) for line in locks if (lock := _WRITERS_LOCK.search(line)) and lock[2] == file]
-        if not holders:
-            return 'another process or thread'
-        if holders[0] == os.getpid():
-            return 'another thread of this process'
-        name = '?'
-        with suppress(OSError):
-            name = Path(f'/proc/{holders[0]}/comm').read_text(errors='replace').strip()
-        return f'the process {holders[0]} ({name})'
+            raise lock_timeout(COMMIT_LOCK, timeout, self._neighbours.writer()) from e
 
     def stage(self, session: Session, ticket: list, tid: int | None, metadata: Metadata, batches: Iterable) -> Iterable:
         """Write everything: the lock for writers is held since vote, and the disk may be full."""
@@ -291,8 +308,11 @@ class SQLite(Adapter):
     def new_oids(self, session: Session, count: int) -> list[int]:
         with self._writing(session):
             [[last]] = session.all(self.sql.take_oids, (16 * count,))
-        block = last // 16
-        self._in_oid_file(self.sql.raise_relstorage_oid, (block,))
+            # Where RelStorage's file is, it alone counts, so that no block is given by both.
+            block = self._in_oid_file(self.sql.take_relstorage_oids, (last // 16 - count, count)) or last // 16
+            if 16 * block > last:
+                session.run(self.sql.raise_oid, (16 * block,))
+        self._look_around()         # after RelStorage can count no block of these
         return list(range(block - count + 1, block + 1))
 
     def reserve_oids(self, session: Session, oid: int) -> None:

@@ -168,6 +168,7 @@ PARAMETERS = {
     'take_oids': lambda s: (16,),
     'raise_oid': lambda s: (16,),
     'raise_relstorage_oid': lambda s: (1,),
+    'take_relstorage_oids': lambda s: (1, 1),
 }
 
 # Those of MySQL and MariaDB, for all statements of a text in turn; a list after IN is a tuple. The others are as above.

@@ -161,3 +161,10 @@ SELECT coalesce(max(zoid), 0) FROM new_oid
 
 -- name: raise_relstorage_oid
 UPDATE new_oid SET zoid = max(zoid, ?) RETURNING zoid
+
+-- name: take_relstorage_oids
+UPDATE new_oid SET zoid = max(zoid, ?) + ? RETURNING zoid
+
+-- name: make_relstorage_oid
+CREATE TABLE IF NOT EXISTS new_oid (zoid INTEGER PRIMARY KEY NOT NULL);
+INSERT INTO new_oid (zoid) SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM new_oid)
