@@ -1,30 +1,50 @@
-"""Walk through a storage: transaction by transaction, or object by object. In pages, never all at once."""
+"""Walk through a storage, transaction by transaction. In pages, never all at once.
+
+With history each page is read as it is now: revisions do not move. Without, all pages are of one snapshot; see walk.py.
+"""
+import weakref
 from collections.abc import Callable, Iterator
 
 from ZODB.BaseStorage import DataRecord, TransactionRecord
 from ZODB.POSException import StorageError
 from ZODB.utils import p64, u64
 
-from relstore.adapters.base import MAX_TID
+from relstore.adapters.base import MAX_TID, Adapter
 from relstore.database import Database
+from relstore.session import Result, Session
+from relstore.walk import Walks
 
 TRANSACTIONS = 500      # rows a page
 RECORDS = 100
+
+# Returns what it is given returns for a session.
+Read = Callable[[Callable[[Session], Result]], Result]
 
 
 class TransactionIterator:
     """The transactions with start <= tid <= stop as the database holds them now; see IStorageIteration.
 
-    Its transactions can be iterated over as often as one likes, itself once.
+    Its transactions can be iterated over as often as one likes, itself once. Without history they can after it has come
+    to its end, but not after its close().
     unwrap: what makes of a stored record the one that its records are to have, or None.
     """
     unwrap: Callable[[bytes], bytes] | None = None
 
-    def __init__(self, database: Database, start: int = 0, stop: int = MAX_TID):
-        self._database = database
-        newest = database.pool.attempt(database.adapter.last_tid)
-        self._transactions = self._pages(start, min(stop, newest))
-        self._closed = False
+    def __init__(self, database: Database, walks: Walks, start: int = 0, stop: int = MAX_TID):
+        self._adapter = database.adapter
+        self._leave: Callable[[], Callable[[], None] | None] = lambda: None
+        if self._adapter.keep_history:
+            self._read: Read | None = database.pool.attempt
+            stop = min(stop, self._read(self._adapter.last_tid))
+        else:
+            walk = walks.half(start, stop).use()
+            self._read = walk.read
+            self._leave = weakref.WeakMethod(walk.leave)
+        self._start, self._stop = start, stop
+        # The other half may still come: then it needs the snapshot.
+        self._keeps = start > 0 and stop == MAX_TID
+        self._page: Iterator[tuple] = iter(())
+        self._has_more, self._closed = True, False
 
     def __iter__(self):
         return self
@@ -32,36 +52,44 @@ class TransactionIterator:
     def __next__(self) -> 'Transaction':
         if self._closed:
             raise StorageError('The iterator is closed.')
-        return next(self._transactions)
+        row = next(self._page, None)
+        if row is None and self._has_more:
+            row = self._turn()
+        if row is None:
+            if not self._keeps:
+                self._read = None       # the snapshot ends with the last transaction that can be read
+            raise StopIteration
+        tid, packed, user, description, extension = row
+        return Transaction(self._adapter, self._read, tid, 'p' if packed else ' ', bytes(user or b''),
+                           bytes(description or b''), bytes(extension or b''), self.unwrap)
+
+    def _turn(self) -> tuple | None:
+        """Read the next page; return its first row, if there is any."""
+        rows = self._read(lambda session: self._adapter.transactions(session, self._start, self._stop, TRANSACTIONS))
+        if rows:
+            self._start = rows[-1][0] + 1
+        self._page, self._has_more = iter(rows), len(rows) == TRANSACTIONS
+        return next(self._page, None)
 
     def close(self) -> None:
-        self._closed = True
-
-    def _pages(self, start: int, stop: int) -> Iterator['Transaction']:
-        adapter, pool = self._database.adapter, self._database.pool
-        while True:
-            rows = pool.attempt(lambda s: adapter.transactions(s, start, stop, TRANSACTIONS))
-            for tid, packed, user, description, extension in rows:
-                yield Transaction(self._database, tid, 'p' if packed else ' ', bytes(user or b''),
-                                  bytes(description or b''), bytes(extension or b''), self.unwrap)
-            if len(rows) < TRANSACTIONS:
-                return
-            start = rows[-1][0] + 1
+        leave = None if self._closed else self._leave()
+        self._closed, self._read = True, None
+        if leave is not None:
+            leave()
 
 
 class Transaction(TransactionRecord):
     """One transaction; iterating over it yields its records in oid order."""
 
-    def __init__(self, database: Database, tid: int, status: str, user: bytes, description: bytes, extension: bytes,
-                 unwrap: Callable[[bytes], bytes] | None = None):
+    def __init__(self, adapter: Adapter, read: Read, tid: int, status: str, user: bytes, description: bytes,
+                 extension: bytes, unwrap: Callable[[bytes], bytes] | None = None):
         super().__init__(p64(tid), status, user, description, extension)
-        self._database, self._unwrap = database, unwrap
+        self._adapter, self._read, self._unwrap = adapter, read, unwrap
 
     def __iter__(self) -> Iterator[DataRecord]:
-        adapter, pool, tid = self._database.adapter, self._database.pool, u64(self.tid)
-        after = -1
+        tid, after = u64(self.tid), -1
         while True:
-            rows = pool.attempt(lambda s: adapter.records(s, tid, after, RECORDS))
+            rows = self._read(lambda session, after=after: self._adapter.records(session, tid, after, RECORDS))
             for oid, state, data_tid in rows:
                 if state and self._unwrap is not None:
                     state = self._unwrap(state)
@@ -69,15 +97,3 @@ class Transaction(TransactionRecord):
             if len(rows) < RECORDS:
                 return
             after = rows[-1][0]
-
-
-def next_record(database: Database, start: int) -> tuple[int, int, bytes, int | None]:
-    """Return (oid, tid, state, oid of the next object or None) of the first object from oid `start`.
-
-    Raises ValueError if there is none.
-    """
-    rows = database.pool.attempt(lambda session: database.adapter.current_records(session, start, 2))
-    if not rows:
-        raise ValueError(f'There is no object from oid {start:#x} on.')
-    [(oid, tid, state), *rest] = rows
-    return oid, tid, state, rest[0][0] if rest else None

@@ -39,6 +39,7 @@ from relstore.pack import Packer
 from relstore.readahead import LARGEST_STATE, ReadAhead
 from relstore.report import Progress, Report
 from relstore.session import Result, Session
+from relstore.walk import Walks
 
 # Objects that one statement prefetches, at most.
 PREFETCH = 1000
@@ -78,6 +79,7 @@ class RelStore(UndoLogCompatible):
         self._ahead = ReadAhead(self._cache, database.ahead, database.plain)
         self._hit: bytes | None = None          # the last state that was in the cache, if no load missed since
         self._txn: Transaction | None = None
+        self._walks = Walks(self._adapter)
         self._wrapper = None                    # a storage around this one, see registerDB
         self._commit_lock = threading.Lock()    # held from tpc_begin to tpc_finish or tpc_abort
         if self._adapter.keep_history:
@@ -134,6 +136,7 @@ class RelStore(UndoLogCompatible):
 
     def release(self) -> None:
         self.afterCompletion()
+        self._walks.close()
         if self._txn is not None:
             self._end(self._txn)
 
@@ -468,12 +471,17 @@ class RelStore(UndoLogCompatible):
         return history.history(self._database, u64(oid), size)
 
     def iterator(self, start: bytes | None = None, stop: bytes | None = None) -> iterate.TransactionIterator:
-        return iterate.TransactionIterator(self._database, u64(start) if start else 0,
+        return iterate.TransactionIterator(self._database, self._walks, u64(start) if start else 0,
                                            min(u64(stop), MAX_TID) if stop else MAX_TID)
 
     def record_iternext(self, next: bytes | None = None) -> tuple[bytes, bytes, bytes, bytes | None]:
-        oid, tid, state, following = iterate.next_record(self._database, u64(next) if next else 0)
-        return p64(oid), p64(tid), state, None if following is None else p64(following)
+        """Return (oid, tid, state, what to call it with next or None), all of one snapshot.
+
+        next: None, or an oid to begin at; or what the last call returned, which is good for this instance alone, and
+        for half an hour. ValueError if there is nothing.
+        """
+        oid, tid, state, following = self._walks.record(next)
+        return p64(oid), p64(tid), state, following
 
     def copyTransactionsFrom(self, other, progress: transfer.Progress | None = None) -> None:
         """Copy all transactions of another storage; see transfer.copy_transactions.

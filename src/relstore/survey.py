@@ -6,6 +6,7 @@ not known, which it finds out ahead of a pack, or all, which it compares with th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -97,7 +98,7 @@ class Survey:
     def referrers(self, oid: int) -> Iterator[Referrer]:
         """Yield the objects whose current state refers to one."""
         wanted, done = p64(oid), 0
-        with self._database.pool.session() as session:
+        with closing(self._adapter.connect()) as session:       # whoever is told may take hours
             at = self._adapter.begin_snapshot(session)
             about = self._adapter.estimated_count(session)
             for page in self._adapter.revisions(session, True):

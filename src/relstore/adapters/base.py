@@ -432,7 +432,10 @@ class Adapter:
             raise Unavailable(f'{self} is being packed by {holder}; {then}.')
 
     def begin_snapshot(self, session: Session) -> int:
-        """Begin a transaction that sees one state of the database; return its newest tid."""
+        """Begin a transaction that sees one state of the database; return its newest tid.
+
+        It may be idle as long as it lasts, as far as the server lets a session say so. The session is for nothing else.
+        """
         session.results(self.sql.begin_snapshot)
         return self.last_tid(session)
 

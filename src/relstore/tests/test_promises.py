@@ -654,8 +654,8 @@ def records(storage) -> list[tuple]:
     """Return what record_iternext tells of every object."""
     found, following = [], None
     while True:
-        found.append(storage.record_iternext(following))
-        following = found[-1][3]
+        *record, following = storage.record_iternext(following)
+        found.append(tuple(record))
         if following is None:
             return found
 

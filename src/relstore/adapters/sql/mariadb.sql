@@ -12,6 +12,12 @@ FROM information_schema.innodb_trx t JOIN information_schema.processlist p ON p.
 WHERE p.db = DATABASE() AND t.trx_rows_locked > 0 AND p.id <> CONNECTION_ID()
 ORDER BY t.trx_started LIMIT 3
 
+-- name: begin_snapshot
+SET SESSION wait_timeout = 31536000, max_statement_time = 0, idle_transaction_timeout = 0,
+    idle_readonly_transaction_timeout = 0;
+SET TRANSACTION ISOLATION LEVEL REPEATABLE READ;
+START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY
+
 -- Where a node of Galera ends a transaction for one of another node, in the middle of a message, the statements after
 -- it are run as if nothing had happened: outside of any transaction (10.11; see test_galera). So there finish is one
 -- block, and begins with a look for what the vote has written.

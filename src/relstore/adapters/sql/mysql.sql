@@ -270,7 +270,9 @@ ROLLBACK TO SAVEPOINT relstore_oids
 
 -- Packing ------------------------------------------------------------------------------------------------------
 
+-- Nothing ends it but its end.
 -- name: begin_snapshot
+SET SESSION wait_timeout = 31536000, max_execution_time = 0;
 SET TRANSACTION ISOLATION LEVEL REPEATABLE READ;
 START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY
 

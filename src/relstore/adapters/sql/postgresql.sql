@@ -124,8 +124,11 @@ SELECT {relstore_reserve_1}(?)
 
 -- Packing ------------------------------------------------------------------------------------------------------
 
+-- Nothing ends it but its end. Which of these settings there are depends on the server's version.
 -- name: begin_snapshot
-BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY
+BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY;
+SELECT set_config(name, '0', true) FROM pg_settings
+WHERE name IN ('statement_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')
 
 -- All of it is wanted, in whatever order it is read fastest.
 -- name: open_revisions [hp]
