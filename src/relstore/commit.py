@@ -60,6 +60,7 @@ class Transaction:
         self._reads: dict[int, int] = {}
         self._session: Session | None = None
         self._ticket: list = []
+        self.sweep_state = 0, 0         # as the vote has seen it
         self._generation = database.cache.generation
         self._highest = 0       # the largest oid that is new here and was not issued here
         self._left: Iterable = []       # the batches that are left for finish
@@ -142,7 +143,7 @@ class Transaction:
         self._refuse(verdict)
         resolved = self._resolve_conflicts(verdict.conflicts)
         self._look_at_links(verdict)
-        self._ticket = verdict.ticket
+        self._ticket, self.sweep_state = verdict.ticket, (verdict.sweeps, verdict.sweeping)
         self._reserve_oids()
         if self._sent:
             self._adapter.send_again(self._session, self._batches(resolved))

@@ -268,6 +268,7 @@ class Database:
         with closing(self.adapter.connect()) as alone, self.pool.session() as session, self.announced():
             self.adapter.keep_packs_out(alone, 'empty it afterwards')
             self.adapter.zap_all(session)
+            self.adapter.say_whole(session)
             epoch = self.adapter.epoch(session)
             sweeps, _ = self.adapter.sweep_state(session)
         with self._lock:

@@ -1,7 +1,6 @@
 """RelStore: the face that ZODB sees. bytes here, ints inside."""
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import closing
 
 from ZODB.interfaces import (
     IExternalGC,
@@ -486,12 +485,12 @@ class RelStore(UndoLogCompatible):
     def copyTransactionsFrom(self, other, progress: transfer.Progress | None = None) -> None:
         """Copy all transactions of another storage; see transfer.copy_transactions.
 
-        Nobody can pack meanwhile: what is garbage may be linked by a transaction that is still to come.
+        Nobody can pack meanwhile: what is garbage may be linked by a transaction that is still to come. Unavailable
+        if that could not be prevented to the end: copy again. StorageError if nothing can be added to what is here.
         """
         self._check_writable()
-        with closing(self._adapter.connect()) as session:
-            self._adapter.keep_packs_out(session, 'copy into it afterwards')
-            transfer.copy_transactions(other, self, progress)
+        with transfer.guarded(self._adapter, lambda: self._txn.sweep_state) as guard:
+            transfer.copy_transactions(other, self, guard, progress)
 
     # Administration -----------------------------------------------------------------------------------------------
 

@@ -1,29 +1,107 @@
-"""Copy transactions from another storage."""
+"""Copy transactions from another storage.
+
+What is garbage in the destination a transaction of the source that is still to come may link again. So no pack may
+remove garbage from when a copy begins until it has all, also where it is interrupted or goes on a year later:
+
+* Meanwhile a session holds the lock of packs. It is used every few seconds, and when all is done: if it has died a
+  pack may have begun.
+* Each vote says how many packs have swept, and whether one does. None begins between a vote and its finish, so what a
+  transaction links was not removed before it. That holds through a pooler, too, where there is no such lock.
+* `whole` in relstore_meta says that nothing was ever removed as garbage: the number of the last sweep as of which that
+  is so. Without it, nothing is added to what is there. RelStorage leaves no trace of its packs, so it is forgotten
+  where RelStorage may write.
+"""
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from persistent.TimeStamp import TimeStamp
 from ZODB.blob import is_blob_record
 from ZODB.interfaces import IBlobStorage, IStorageRestoreable
 from ZODB.utils import p64, u64
 
-from relstore.errors import StorageError
+from relstore.adapters.base import Adapter
+from relstore.errors import StorageError, Unavailable
+from relstore.session import Session
 
 log = logging.getLogger('relstore')
+
+# Seconds after which the session that keeps packs out is used.
+ALIVE = 5.0
 
 Progress = Callable[[bytes, int, int], None]
 
 
-def copy_transactions(source, destination: IStorageRestoreable, progress: Progress | None = None) -> None:
+class Guard:
+    """Sees to it that nothing is removed from a database while it is copied into.
+
+    voted: returns what the last vote of the copy has said of sweeps, as Adapter.sweep_state does.
+    """
+
+    def __init__(self, adapter: Adapter, session: Session, voted: Callable[[], tuple[int, int]]):
+        self._adapter, self._session, self._voted = adapter, session, voted
+        self._has_lock = adapter.keep_packs_out(session, 'copy into it afterwards')
+        self._sweeps, self._used = adapter.sweep_state(session), time.monotonic()
+
+    def begin(self, is_empty: bool) -> None:
+        """Refuse to add to what may lack something."""
+        if is_empty:
+            self._adapter.say_whole(self._session)
+        elif not self._adapter.is_whole(self._session):
+            raise StorageError(
+                f'{self._adapter} may have been packed with garbage collection, and what that has removed a later '
+                'transaction of the source may refer to; copy into an empty database (zap_all empties this one).')
+
+    def look(self) -> None:
+        """Use the session, if it was not for some time."""
+        if self._has_lock and time.monotonic() > self._used + ALIVE:
+            self.prove()
+
+    def prove(self) -> None:
+        """See that packs were kept out until now."""
+        if not self._has_lock:
+            return
+        try:
+            sweeps, self._used = self._adapter.sweep_state(self._session), time.monotonic()
+        except StorageError as e:
+            raise Unavailable(f'The connection that kept packs out of {self._adapter} was lost, so what was copied may '
+                              f'lack something; copy again, which goes on if nothing was removed. {e}') from e
+        self._compare(sweeps)
+
+    def voted(self) -> None:
+        """See that until this vote nothing was removed."""
+        self._compare(self._voted())
+
+    def _compare(self, sweeps: tuple[int, int]) -> None:
+        if sweeps != self._sweeps:
+            raise StorageError(f'{self._adapter} was packed or emptied while it was copied into, so what was copied '
+                               'may lack something; copy into an empty database (zap_all empties this one).')
+
+
+@contextmanager
+def guarded(adapter: Adapter, voted: Callable[[], tuple[int, int]]) -> Iterator[Guard]:
+    """Keep packs out of a database."""
+    session = adapter.connect()
+    try:
+        yield Guard(adapter, session, voted)
+    finally:
+        with suppress(Unavailable):     # closing a dead connection
+            session.close()
+
+
+def copy_transactions(source, destination: IStorageRestoreable, guard: Guard, progress: Progress | None = None
+                      ) -> None:
     """Copy what `source` has and `destination` has not, with the same tids, users, descriptions and records.
 
-    A copy that was interrupted goes on where it stopped. A destination that holds something else is refused.
+    A copy that was interrupted goes on where it stopped. A destination that holds something else is refused, and one
+    from which garbage may have been removed.
     progress: called after each transaction with its tid, its number of records and their size in bytes.
     """
     last = destination.lastTransaction()
     if u64(last):
         _check_common(source, last)
+    guard.begin(not u64(last))
     blobs = 0
     previous = TimeStamp(last)
     with _transactions(source, p64(u64(last) + 1) if u64(last) else None) as transactions:
@@ -39,17 +117,21 @@ def copy_transactions(source, destination: IStorageRestoreable, progress: Progre
             try:
                 records = size = 0
                 for record in transaction:
+                    guard.look()
                     destination.restore(record.oid, stamp.raw(), record.data, '', record.data_txn, transaction)
                     records += 1
                     size += len(record.data or b'')
                     blobs += is_blob_record(record.data)
                 destination.tpc_vote(transaction)
+                guard.voted()
+                guard.look()
                 destination.tpc_finish(transaction)
             except BaseException:
                 destination.tpc_abort(transaction)
                 raise
             if progress is not None:
                 progress(stamp.raw(), records, size)
+    guard.prove()
     if blobs and IBlobStorage.providedBy(source):
         log.warning('%d records have a blob; their files were not copied, because blobs are not supported yet.', blobs)
 

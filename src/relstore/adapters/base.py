@@ -182,7 +182,7 @@ class Adapter:
         Who writes is known where relstore makes the database. One that it finds RelStorage may still write to.
         """
         meta = {'schema': str(SCHEMA_VERSION), 'database': secrets.token_hex(8)}
-        return meta if 'object_state' in relations else meta | {'writers': 'relstore'}
+        return meta if 'object_state' in relations else meta | {'writers': 'relstore', 'whole': '0'}
 
     def writes_alone(self, session: Session) -> bool:
         """Whether only relstore writes. Whoever is to change that waits for those who rely on it."""
@@ -204,6 +204,8 @@ class Adapter:
                 self._refuse_during_a_sweep(session)
             self.lock_votes(session, timeout)
             session.run(self.sql.set_meta, ('writers', who))
+            if who == 'any':
+                session.run(self.sql.forget_whole)
             session.run('COMMIT')
 
     def make_index_for_relstorage(self) -> None:
@@ -418,18 +420,36 @@ class Adapter:
         """Take the lock of packs, which ends with the session. Return None, or who has it."""
         raise NotImplementedError
 
-    def keep_packs_out(self, session: Session, then: str) -> None:
+    def keep_packs_out(self, session: Session, then: str) -> bool:
         """Take the lock of packs for as long as the session lasts. Unavailable says who has it, and what to do `then`.
 
-        Through a pooler it cannot be had: that is no reason to do nothing.
+        Through a pooler it cannot be had: that is no reason to do nothing. Return whether it was. The session may be
+        idle, as far as the server lets it say so.
         """
         try:
             holder = self.lock_pack(session)
         except ConfigurationError as e:
             log.warning('Let nobody pack %s meanwhile. %s', self, e)
-            return
+            return False
         if holder is not None:
             raise Unavailable(f'{self} is being packed by {holder}; {then}.')
+        self.stay(session)
+        return True
+
+    def stay(self, session: Session) -> None:
+        """Let a session be idle as long as it likes."""
+        session.run(self.sql.stay)
+
+    def is_whole(self, session: Session) -> bool:
+        """Whether nothing was ever removed as garbage, as far as that is known; see transfer.py."""
+        number, generation = self.sweep_state(session)
+        return not generation and self.meta(session).get('whole') == str(number)
+
+    def say_whole(self, session: Session) -> None:
+        """Say so of a database that is empty. Where RelStorage may write nobody would learn that it is no longer."""
+        number, generation = self.sweep_state(session)
+        if not generation and self.writes_alone(session):
+            session.run(self.sql.set_meta, ('whole', str(number)))
 
     def begin_snapshot(self, session: Session) -> int:
         """Begin a transaction that sees one state of the database; return its newest tid.
@@ -498,6 +518,9 @@ class Adapter:
                               'cluster perhaps.')
         session.run(self.sql.forget_numbers)
         session.run(self.sql.pack_swept, (pack.generation, pack.generation))
+        if not pack.gc:
+            number, _ = self.sweep_state(session)
+            session.run(self.sql.stay_whole, (str(number), str(number - 1)))
 
     def add_garbage(self, session: Session, rows: Sequence[tuple[int, int, int, int, int]]) -> None:
         """Add rows to the list: (generation, oid, tid, since, goes); see schema.sql."""

@@ -344,6 +344,9 @@ class SQLite(Adapter):
             raise DatabaseError(f'{file.name} cannot be written: {e.strerror}') from e
         return None
 
+    def stay(self, session: Session) -> None:
+        """Nobody ends it."""
+
     def save_references(self, session: Session, rows: Sequence[tuple[int, int, bytes]]) -> None:
         with self._writing(session):
             super().save_references(session, rows)

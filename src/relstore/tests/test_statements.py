@@ -117,6 +117,7 @@ PARAMETERS = {
     'new_epoch': lambda s: ('x',),
     'add_meta': lambda s: ('x', 'y'),
     'set_meta': lambda s: ('x', 'y'),
+    'stay_whole': lambda s: ('2', '1'),
     'revisions': lambda s: (s.oid, IMPORT, 100) if s.keep_history else (s.oid, 100),
     'revisions_only': lambda s: PARAMETERS['revisions'](s),
     'changes': lambda s: (s.last - 3, s.oid, 100),

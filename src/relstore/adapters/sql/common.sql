@@ -326,6 +326,13 @@ SELECT name, value FROM {relstore_meta}
 -- name: set_meta
 INSERT INTO {relstore_meta} (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value
 
+-- After a sweep that has removed no garbage.
+-- name: stay_whole
+UPDATE {relstore_meta} SET value = ? WHERE name = 'whole' AND value = ?
+
+-- name: forget_whole
+DELETE FROM {relstore_meta} WHERE name = 'whole'
+
 -- By which RelStorage polls. A new database does without: each object that is changed would change it, too.
 -- name: index_for_relstorage [hp]
 CREATE INDEX IF NOT EXISTS current_object_tid ON {current_object} (tid)

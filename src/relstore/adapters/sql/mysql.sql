@@ -352,6 +352,10 @@ SELECT GET_LOCK(CONCAT(DATABASE(), '.pack'), 1)
 SELECT p.id, CONCAT(p.user, '@', p.host) FROM information_schema.processlist p
 WHERE p.id = IS_USED_LOCK(CONCAT(DATABASE(), '.pack'))
 
+-- A session that has the lock may be idle.
+-- name: stay
+SET SESSION wait_timeout = 31536000
+
 -- name: lock_votes
 SET SESSION innodb_lock_wait_timeout = ?;
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED;

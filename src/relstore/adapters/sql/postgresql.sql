@@ -269,6 +269,10 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
       AND l.classid::bigint = {key}(-2::bigint) >> 32 & 4294967295 AND l.objid::bigint = {key}(-2::bigint) & 4294967295
       AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
 
+-- A session that has the lock may be idle; before 14 it may anyway.
+-- name: stay
+SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'
+
 -- Keep out whoever is between vote and finish.
 -- name: lock_votes
 BEGIN ISOLATION LEVEL READ COMMITTED;

@@ -1,0 +1,343 @@
+"""A copy that goes on after garbage was removed from its destination would lack what is linked again: it is refused."""
+import time
+from contextlib import closing
+from unittest import mock
+
+from persistent.mapping import PersistentMapping
+from ZODB.DB import DB
+from ZODB.FileStorage import FileStorage
+from ZODB.POSException import POSKeyError, StorageError
+
+import relstore
+from relstore import transfer
+from relstore.errors import Unavailable
+from relstore.tests.backends import (
+    HISTORY_FREE,
+    HISTORY_PRESERVING,
+    MySQLBackend,
+    PostgreSQLBackend,
+    Psycopg2HistoryFree,
+    Psycopg2PooledHistoryFree,
+    Psycopg2PooledHistoryPreserving,
+    Psycopg3HistoryPreserving,
+    PyMySQLHistoryFree,
+    cases,
+)
+from relstore.tests.commands import Commands
+
+EMPTY = 'copy into an empty database'
+
+
+class Interrupted(Exception):
+    pass
+
+
+class Suite(Commands):
+    """A FileStorage whose third transaction unlinks an object, and whose fifth links it again, unchanged."""
+
+    def setUp(self):
+        super().setUp()
+        with closing(DB(FileStorage(str(self.here / 'Data.fs')))) as db, closing(db.open()) as connection:
+            root, manager = connection.root(), connection.transaction_manager
+            root['kept'] = kept = PersistentMapping(text='kept')
+            manager.commit()
+            self.kept = kept._p_oid
+            del root['kept']
+            manager.commit()
+            root['n'] = 1
+            manager.commit()
+            root['again'] = kept
+            manager.commit()
+            root['n'] = 2
+            manager.commit()
+        self.source = FileStorage(str(self.here / 'Data.fs'))
+        self.addCleanup(self.source.close)
+        self.tids = [txn.tid for txn in self.source.iterator()]
+        self.assertEqual(len(self.tids), 6)
+        self.storage, self.other = self.opened(), self.opened()     # as two processes have it
+
+    def opened(self, **options):
+        storage = self.open_storage(**options)
+        self.addCleanup(storage.close)
+        return storage
+
+    def pack(self, **options):
+        """As another process does it."""
+        self.other.pack(None, **options)
+
+    def copy(self, *acts, storage=None):
+        """Copy, and do something after the transactions 1, 2, ... of the source: None is nothing."""
+        acts = dict(zip(self.tids, acts, strict=False))
+        (storage or self.storage).copyTransactionsFrom(
+            self.source, lambda tid, records, size: (acts.get(tid) or (lambda: None))())
+
+    def interrupt(self):
+        raise Interrupted
+
+    def copy_half(self):
+        """Up to the transaction after the one that unlinks it."""
+        with self.assertRaises(Interrupted):
+            self.copy(None, None, None, self.interrupt)
+        self.assertEqual(self.storage.lastTransaction(), self.tids[3])
+
+    def assertComplete(self):
+        self.assertEqual(self.storage.lastTransaction(), self.tids[-1])
+        self.assertEqual(self.storage.load(self.kept), self.source.load(self.kept))
+        view = self.storage.new_instance()
+        view.poll_invalidations()
+        self.assertEqual(view.load(self.kept), self.source.load(self.kept))
+        view.release()
+
+    def assertGone(self):
+        with self.assertRaises(POSKeyError):
+            self.other.load(self.kept)
+
+    def start_afresh(self):
+        """What the error has said: nothing else will do."""
+        with self.assertRaisesRegex(StorageError, EMPTY):
+            self.copy()
+        self.storage.zap_all()
+        self.copy()
+        self.assertComplete()
+
+    def keeper(self):
+        """Return a list that gets the session which keeps packs out of the storage."""
+        adapter, sessions = self.storage._adapter, []
+        keep = adapter.keep_packs_out
+
+        def keep_and_tell(session, then):
+            sessions.append(session)
+            return keep(session, then)
+
+        patch = mock.patch.object(adapter, 'keep_packs_out', keep_and_tell)
+        patch.start()
+        self.addCleanup(patch.stop)
+        return sessions
+
+    def end(self, session):
+        """End a session, at the other end where there is one."""
+        if isinstance(self, PostgreSQLBackend):
+            with closing(self.new_watch()) as watch:
+                watch.terminate(session.backend_pid)
+        elif isinstance(self, MySQLBackend):
+            [[connection]] = session.all('SELECT CONNECTION_ID()')
+            with closing(self.new_watch()) as watch:
+                watch.terminate(connection)
+        else:
+            session.close()
+
+
+class Resumed(Suite):
+
+    def test_not_packed(self):
+        self.copy_half()
+        self.copy()
+        self.assertComplete()
+
+    def test_packed(self):
+        self.copy_half()
+        self.pack()
+        self.assertGone()
+        self.start_afresh()
+
+    def test_packed_without_collecting_garbage(self):
+        self.copy_half()
+        self.pack(gc=False)
+        self.copy()
+        self.assertComplete()
+        self.pack(gc=False)
+        self.pack()
+        self.pack(gc=False)
+        with self.assertRaisesRegex(StorageError, EMPTY):
+            self.copy()
+
+    def test_a_sweep_was_interrupted(self):
+        """It has removed nothing yet, or all."""
+        self.copy_half()
+        with mock.patch.object(self.other._adapter, 'sweep', side_effect=Interrupted), \
+                self.assertRaises(Interrupted):
+            self.pack()
+        with self.assertRaisesRegex(StorageError, EMPTY):
+            self.copy()
+
+    def test_what_the_source_has_since(self):
+        """The copy was complete, and packed."""
+        self.copy_half()
+        self.copy()
+        connection = DB(self.source).open()
+        root, manager = connection.root(), connection.transaction_manager
+        kept = root.pop('again')
+        manager.commit()
+        self.copy()
+        self.pack()
+        self.assertGone()
+        root['once more'] = kept
+        manager.commit()
+        self.tids = [txn.tid for txn in self.source.iterator()]
+        self.start_afresh()
+
+    def test_into_what_commits_have_filled(self):
+        """A database that relstore made, and nobody has packed: what was copied from it is copied back."""
+        with closing(self.open_storage('elsewhere')) as elsewhere:
+            with DB(elsewhere).transaction() as connection:
+                connection.root()['here'] = 1
+            there = FileStorage(str(self.here / 'There.fs'))
+            self.addCleanup(there.close)
+            there.copyTransactionsFrom(elsewhere)
+            with DB(there).transaction() as connection:
+                connection.root()['there'] = 1
+            elsewhere.copyTransactionsFrom(there)
+            self.assertEqual(elsewhere.lastTransaction(), there.lastTransaction())
+            elsewhere.pack(None)
+            with self.assertRaisesRegex(StorageError, EMPTY):
+                elsewhere.copyTransactionsFrom(there)
+
+    def test_where_relstorage_may_have_packed(self):
+        self.copy_half()
+        adapter = self.storage._adapter
+        adapter.set_writers('any')
+        with self.assertRaisesRegex(StorageError, EMPTY):
+            self.copy()
+        adapter.set_writers('relstore')
+        with self.assertRaisesRegex(StorageError, EMPTY):
+            self.copy()
+        adapter.set_writers('any')
+        self.storage.zap_all()
+        self.copy_half()
+        with self.assertRaisesRegex(StorageError, EMPTY):
+            self.copy()
+        adapter.set_writers('relstore')
+        self.storage.zap_all()
+        self.copy_half()
+        self.copy()
+        self.assertComplete()
+
+
+class Unguarded(Suite):
+    """The session that keeps packs out ends in the middle."""
+
+    def test_packed_in_the_middle(self):
+        sessions = self.keeper()
+
+        def pack():
+            self.end(sessions[-1])
+            self.pack()
+            self.assertGone()
+
+        with self.assertRaisesRegex(StorageError, f'was packed or emptied.*{EMPTY}'):
+            self.copy(None, None, None, pack)
+        self.assertEqual(self.storage.lastTransaction(), self.tids[3])
+        self.start_afresh()
+
+    def test_packed_before_the_last(self):
+        """The vote of the last one sees it."""
+        sessions = self.keeper()
+
+        def pack():
+            self.end(sessions[-1])
+            self.pack()
+
+        with self.assertRaisesRegex(StorageError, EMPTY):
+            self.copy(None, None, None, None, pack)
+        self.assertEqual(self.storage.lastTransaction(), self.tids[4])
+
+    def test_emptied_in_the_middle(self):
+        sessions = self.keeper()
+
+        def empty():
+            self.end(sessions[-1])
+            self.other.zap_all()
+
+        with self.assertRaises((StorageError, Unavailable)):
+            self.copy(None, None, None, empty)
+        self.copy()
+        self.assertComplete()
+
+    def test_nothing_has_happened(self):
+        """None that leaves a trace: RelStorage's packs do not. It is told at the end."""
+        sessions = self.keeper()
+        with self.assertRaisesRegex(Unavailable, 'connection that kept packs out of .* was lost'):
+            self.copy(None, None, lambda: self.end(sessions[-1]))
+        self.assertEqual(self.storage.lastTransaction(), self.tids[-1])
+        self.copy()
+        self.assertComplete()
+
+    def test_it_is_told_soon(self):
+        sessions = self.keeper()
+        with mock.patch.object(transfer, 'ALIVE', 0), \
+                self.assertRaisesRegex(Unavailable, 'connection that kept packs out of .* was lost'):
+            self.copy(None, None, lambda: self.end(sessions[-1]))
+        self.assertEqual(self.storage.lastTransaction(), self.tids[2])
+        self.copy()
+        self.assertComplete()
+
+
+cases(globals(), Resumed, Unguarded, backends=HISTORY_PRESERVING + HISTORY_FREE)
+del Resumed, Unguarded
+
+
+class Pooled(Suite):
+    """The lock cannot be had through a pooler; who packs leads past it."""
+
+    def setUp(self):
+        super().setUp()
+        self.other = relstore.RelStore(relstore.PostgreSQL(self.dsn(), driver=self.driver),
+                                       keep_history=self.keep_history)
+        self.addCleanup(self.other.close)
+
+    def test_packed_in_the_middle(self):
+        with self.assertLogs('relstore', 'WARNING') as logs, \
+                self.assertRaisesRegex(StorageError, f'was packed or emptied.*{EMPTY}'):
+            self.copy(None, None, None, self.pack)
+        self.assertIn('Let nobody pack', logs.output[0])
+        self.start_afresh()
+
+    def test_interrupted(self):
+        self.copy_half()
+        self.copy()
+        self.assertComplete()
+        self.pack()
+        with self.assertRaisesRegex(StorageError, EMPTY):
+            self.copy()
+
+
+cases(globals(), Pooled, backends=(Psycopg2PooledHistoryPreserving, Psycopg2PooledHistoryFree))
+del Pooled
+
+
+class Slow(Suite):
+    """The source takes longer than the server lets a session be idle."""
+
+    def test_it_is_kept_out_all_the_time(self):
+        storage = relstore.RelStore(self.impatient_adapter(), keep_history=self.keep_history)
+        self.addCleanup(storage.close)
+        with closing(storage._adapter.connect()) as other:
+            def wait():
+                with self.assertRaises(StorageError):
+                    while True:
+                        time.sleep(1.5)
+                        other.all('SELECT 1')
+            self.copy(None, None, None, wait, storage=storage)
+        self.assertComplete()
+
+
+class SlowPostgreSQL(Slow):
+
+    def impatient_adapter(self):
+        return relstore.PostgreSQL(f"{self.dsn()} options='-c idle_session_timeout=1000'", driver=self.driver)
+
+
+class SlowMySQL(Slow):
+
+    def impatient_adapter(self):
+        watch = self.new_watch()
+        self.addCleanup(watch.close)
+        before = watch.one('SELECT @@global.wait_timeout')
+        self.addCleanup(watch.rows, f'SET GLOBAL wait_timeout = {before}')
+        watch.rows('SET GLOBAL wait_timeout = 1')
+        return self.adapter()
+
+
+cases(globals(), SlowPostgreSQL, backends=(Psycopg2HistoryFree, Psycopg3HistoryPreserving))
+cases(globals(), SlowMySQL, backends=(PyMySQLHistoryFree,))
+del Suite, Slow, SlowPostgreSQL, SlowMySQL
