@@ -66,7 +66,11 @@ class Server:
         self.directory: Path | None = None
         self.port: int | None = None
         self.process: subprocess.Popen | None = None
+        # What the process writes is read by one thread, also when it was started again: a test that restarts the
+        # server of its layer leaves none behind.
         self._follower: threading.Thread | None = None
+        self._outputs: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
+        self._read_to_end = threading.Event()
         self.log: collections.deque[str] = collections.deque(maxlen=2000)
 
     def start(self) -> None:
@@ -80,8 +84,11 @@ class Server:
             text=True, errors='replace', cwd=self.directory, env=self._environment(),
             start_new_session=True,  # control-C is for the test runner, which then stops the server
         )  # fmt: skip
-        self._follower = threading.Thread(target=self._follow, args=(self.process.stdout, states), daemon=True)
-        self._follower.start()
+        self._read_to_end = threading.Event()
+        self._outputs.put((self.process.stdout, states, self._read_to_end))
+        if self._follower is None:
+            self._follower = threading.Thread(target=self._follow, daemon=True)
+            self._follower.start()
         try:
             state = states.get(timeout=SECONDS_TO_START)
         except queue.Empty:
@@ -95,6 +102,10 @@ class Server:
         if self.directory is None:
             return
         self._shut_down()
+        if self._follower is not None:
+            self._outputs.put(None)
+            self._follower.join(SECONDS_TO_STOP)
+            self._follower = None
         shutil.rmtree(self.directory)
         self.directory = None
         atexit.unregister(self._abandon)
@@ -178,20 +189,22 @@ class Server:
 
     def _ended(self) -> None:
         self.process = None
-        self._follower.join(SECONDS_TO_STOP)
+        self._read_to_end.wait(SECONDS_TO_STOP)
 
     def _abandon(self, owner: int) -> None:
         if os.getpid() == owner:  # a forked child inherits the exit handler, and must not use it
             self.kill()
             self.stop()
 
-    def _follow(self, output, states: queue.SimpleQueue) -> None:
-        with output:
-            for line in output:
-                self.log.append(line)
-                if self.ready in line:
-                    states.put('ready')
-        states.put('it exited')
+    def _follow(self) -> None:
+        for output, states, read_to_end in iter(self._outputs.get, None):
+            with output:
+                for line in output:
+                    self.log.append(line)
+                    if self.ready in line:
+                        states.put('ready')
+            states.put('it exited')
+            read_to_end.set()
 
     def _as_user(self, *options: str) -> list[str]:
         """The command that gives up root, which the servers refuse."""
