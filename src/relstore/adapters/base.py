@@ -6,17 +6,19 @@ overrides what differs there, and says why.
 import json
 import logging
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 
+from relstore.adapters.completion import SCHEMA_VERSION, WITH_HISTORY, Completion, Lock
+from relstore.adapters.patience import in_tries
 from relstore.adapters.statements import Statements
-from relstore.errors import ConfigurationError, LockTimeout, Unavailable
+from relstore.errors import ConfigurationError, Deadlock, LockTimeout, Unavailable
 from relstore.session import Session
 
 log = logging.getLogger('relstore')
 
-SCHEMA_VERSION = 1
 MAX_TID = 2 ** 63 - 1
 
 # How far a pack came that has looked for garbage: of a time before, or of the present.
@@ -32,6 +34,9 @@ COMMIT_LOCK, SOME_OBJECTS, EVERYBODY = -1, -2, -3
 
 # Conflicts that are resolved at once: vote returns the states of the first so many, the others are asked for in turn.
 TOGETHER = 100
+
+# Seconds for which all votes may wait behind one who waits for all who have voted.
+VOTES_TRY = 1.0
 
 # Rows that are read at a time, where all of the database is.
 PAGE = 1000
@@ -103,6 +108,8 @@ class Adapter:
     pause = 0.0
     # How many objects may one transaction lock, before it had better keep all others out?
     most_locks = MAX_TID
+    # Sections of the schema that change a table which a site may be using.
+    site_locks: Mapping[str, Lock] = {}
     # What becomes of the space of rows that were removed, and how does the disk get it back?
     space = ''
 
@@ -137,40 +144,13 @@ class Adapter:
         """Verify the tables, and create or complete them if allowed. ConfigurationError says what does not fit."""
         raise NotImplementedError
 
+    def completion(self) -> AbstractContextManager[Completion]:
+        """Look at the database, which may be used meanwhile, for what it lacks; with a session for as long."""
+        raise NotImplementedError
+
     def schema(self) -> dict[str, str]:
         """Return the DDL of everything there should be, by the name of the relation whose absence it mends."""
         raise NotImplementedError
-
-    def complete_schema(self, session: Session, create: bool) -> None:
-        """Create what is missing, in one transaction, or refuse."""
-        schema = self.schema()
-        relations = self.relations(session)
-        self._check_mode(relations)
-        if 'relstore_meta' in relations:
-            self._check_version(session)
-        if not self._missing(session, relations, schema):
-            return
-        if not create or self.read_only:
-            why = 'the storage is read-only' if self.read_only else 'create-schema is false'
-            what = ', '.join(self._missing(session, relations, schema)) if 'object_state' in relations else 'all tables'
-            raise ConfigurationError(f'{self} lacks {what}, and {why}; '
-                                     'open it once with create-schema true and the right to create tables.')
-        self.begin_ddl(session)
-        try:
-            relations = self.relations(session)         # another process may have been quicker
-            if 'relstore_meta' in relations and 'relstore_sweep' not in relations:
-                # An older relstore made this, and may be running: it looks at no sweep, like RelStorage.
-                session.run(self.sql.set_meta, ('writers', 'any'))
-            for name in self._missing(session, relations, schema):
-                for statement in _split(schema[name]):
-                    session.run(statement)
-            session.all(self.sql.fits)
-            for item in self.new_meta(relations).items():
-                session.run(self.sql.add_meta, item)
-            session.run('COMMIT')
-        except BaseException:
-            session.rollback()
-            raise
 
     def meta(self, session: Session) -> dict[str, str]:
         """Return what relstore knows about the database: the version of its schema, and its random name."""
@@ -202,16 +182,30 @@ class Adapter:
         with closing(self._admin_session()) as session:
             if who == 'any':
                 self._refuse_during_a_sweep(session)
-            self.lock_votes(session, timeout)
+            self._lock_votes_in_tries(session, timeout)
             session.run(self.sql.set_meta, ('writers', who))
             if who == 'any':
                 session.run(self.sql.forget_whole)
             session.run('COMMIT')
 
+    def _lock_votes_in_tries(self, session: Session, timeout: float) -> None:
+        def attempt() -> None:
+            try:
+                self.lock_votes(session, min(VOTES_TRY, timeout))
+            except (LockTimeout, Deadlock):
+                session.rollback()
+                raise
+
+        try:
+            in_tries(attempt, timeout, lambda e: None)
+        except (LockTimeout, Deadlock) as e:
+            raise LockTimeout(f'{self} had commits under way for {timeout:g} s: the votes are locked by '
+                              f'{self.vote_holders(session)}.') from e
+
     def make_index_for_relstorage(self) -> None:
         """Make the index by which it polls, if there is none. PostgreSQL waits for the transactions under way."""
         with closing(self._admin_session()) as session:
-            if 'current_object' in self.relations(session):
+            if WITH_HISTORY in self.columns(session)['object_state']:
                 self._make_index_for_relstorage(session)
 
     def _make_index_for_relstorage(self, session: Session) -> None:
@@ -227,32 +221,32 @@ class Adapter:
             raise ConfigurationError(f'A pack of {self} was interrupted while it removed what it had found, and '
                                      'RelStorage could link what is left; let one come to its end first.')
 
-    def _missing(self, session: Session, relations: set[str], schema: dict[str, str]) -> list[str]:
-        missing = [name for name in schema if name not in relations and name != 'refs']
-        if 'object_state' in relations and 'refs' not in (name for name, in session.all(self.sql.columns)):
-            missing.append('refs')
-        return missing
-
     def relations(self, session: Session) -> set[str]:
         """Return the names of the tables, views, functions and triggers that there are."""
         return {name for name, in session.all(self.sql.relations)}
 
-    def begin_ddl(self, session: Session) -> None:
-        """Begin a transaction in which no other process changes the schema."""
+    def columns(self, session: Session) -> dict[str, dict[str, str]]:
+        """Return the columns of the tables that there are: by table, the type of each by name."""
+        columns: dict[str, dict[str, str]] = defaultdict(dict)
+        for table, name, kind in session.all(self.sql.columns):
+            columns[table][name] = str(kind).lower()
+        return dict(columns)
+
+    def changing_schema(self, session: Session, patience: float) -> AbstractContextManager[None]:
+        """A time in which no other process changes the schema. Unavailable: another has not ended with that yet."""
         raise NotImplementedError
 
-    def _check_version(self, session: Session) -> None:
-        version = self.meta(session).get('schema', '')
-        if version != str(SCHEMA_VERSION):
-            raise ConfigurationError(f'{self} has version {version or "?"} of the tables and this relstore knows '
-                                     f'version {SCHEMA_VERSION}; install a newer relstore, the one that made it.')
+    def run_ddl(self, session: Session, make: Callable[[], None]) -> None:
+        """Within changing_schema: call make() and commit. LockTimeout or Deadlock: it may be called again."""
+        make()
 
-    def _check_mode(self, relations: set[str]) -> None:
-        # By a table that is made before object_state: MySQL may have been interrupted between the two.
-        if 'object_state' not in relations or ('transaction' in relations) == self.keep_history:
-            return
-        found, right = ('history-free', 'false') if self.keep_history else ('history-preserving', 'true')
-        raise ConfigurationError(f'{self} is {found}; set keep-history {right}, or copy the data into a new database.')
+    def define(self, session: Session, statement: str) -> None:
+        """Run a statement of schema()."""
+        session.run(statement)
+
+    def table_holders(self, session: Session, table: str, readers: bool) -> str:
+        """Return who uses a table, and has for longer than a try: readers too, or those alone who write."""
+        raise NotImplementedError
 
     # Read ---------------------------------------------------------------------------------------------------------
 
@@ -550,6 +544,10 @@ class Adapter:
         """Begin a transaction in which nobody is between vote and finish. LockTimeout after `timeout` seconds."""
         raise NotImplementedError
 
+    def vote_holders(self, session: Session) -> str:
+        """Return who keeps lock_votes waiting, as far as that can be found out."""
+        return 'another transaction'
+
     def sweep_state(self, session: Session) -> tuple[int, int]:
         """Return (how many sweeps have ended, the generation of one that is under way or 0)."""
         [row] = session.all(self.sql.sweep_state)
@@ -669,14 +667,3 @@ def lock_timeout(lock: int, seconds: float, holder: str) -> LockTimeout:
     error = LockTimeout(f'{what} was held for {seconds:g} s (commit-lock-timeout) by {holder}.')
     error.lock = lock
     return error
-
-
-def _split(ddl: str) -> list[str]:
-    """Split a section of a schema file into statements; a function's body stays whole."""
-    statements, inside = [''], False
-    for line in ddl.splitlines():
-        statements[-1] += line + '\n'
-        inside ^= line.count('$$') % 2 == 1
-        if line.rstrip().endswith(';') and not inside:
-            statements.append('')
-    return [statement for statement in statements if statement.strip()]

@@ -13,7 +13,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain, islice
 
 from relstore.adapters.base import (
@@ -27,7 +27,9 @@ from relstore.adapters.base import (
     Verdict,
     lock_timeout,
 )
+from relstore.adapters.completion import Completion, Lock
 from relstore.adapters.drivers import TLS_MODES, find_driver
+from relstore.adapters.patience import in_tries
 from relstore.adapters.statements import Statements, Tables, read
 from relstore.errors import (
     ConfigurationError,
@@ -49,6 +51,8 @@ ORPHAN_PATIENCE = 5             # seconds a connection whose client is gone may 
 # MariaDB makes a subquery of a list of a thousand, and MySQL scans the table for one too long: rows would be locked in
 # any order, or all of them.
 LIST = 500
+AT_ONCE = ', ALGORITHM=INSTANT'
+ZAP_PATIENCE = 30.0             # seconds
 COUNTING_TOGETHER = 100         # processes: each time they deadlock, one of them gets through
 STATEMENTS = 40                 # of one message, where there are many: together they stay below the smallest packet
 SHORTEST_WAIT = 1000            # microseconds to get a lock that are taken for waiting
@@ -71,6 +75,9 @@ class MySQL(Adapter):
     space = ('There is room for what is stored from now on. OPTIMIZE TABLE object_state gives it back to the disk; it '
              'needs as much again meanwhile.')
     largest_state = 2 ** 32 - 1     # the packet is smaller: see `stage`
+    site_locks = {
+        'refs': Lock('object_state', 'an exclusive metadata lock', 'everybody', True),
+        'blob_chunk': Lock('object_state', 'an exclusive metadata lock, for the reference', 'everybody', True)}
 
     def __init__(self, db: str, *, host: str | None = None, port: int | None = None, unix_socket: str | None = None,
                  user: str | None = None, passwd: str | None = None, driver: str = 'mysqlclient',
@@ -157,17 +164,23 @@ class MySQL(Adapter):
         return session
 
     def prepare_schema(self, create: bool) -> None:
+        with self.completion() as completion:
+            session = completion.session
+            completion.run(create)
+            self._check_engines(session)
+            if not self.read_only:
+                session.results(self.sql.may_write)
+                session.results(self.sql.begin_stage)       # needs a right of its own; ends with this session
+                self._advance_oids(session)
+                self._forget_commits(session)
+
+    @contextmanager
+    def completion(self) -> Iterator[Completion]:
         session = self._first_session()
         try:
             self._look_at_server(session)
             try:
-                self.complete_schema(session, create)
-                self._check_engines(session)
-                if not self.read_only:
-                    session.results(self.sql.may_write)
-                    session.results(self.sql.begin_stage)       # needs a right of its own; ends with this session
-                    self._advance_oids(session)
-                    self._forget_commits(session)
+                yield Completion(self, session)
             except (ConfigurationError, DatabaseError) as e:
                 if e.__cause__ is None:
                     raise
@@ -235,11 +248,41 @@ class MySQL(Adapter):
             relations.remove('relstore_meta')
         return relations
 
-    def begin_ddl(self, session: Session) -> None:
+    @contextmanager
+    def changing_schema(self, session: Session, patience: float) -> Iterator[None]:
         """Nothing can be undone here, so all of it can be repeated: see mysql_schema.sql."""
-        [[alone]] = session.all(self.sql.lock_schema)
+        [[alone]] = session.all(self.sql.lock_schema, (math.ceil(patience),))
         if not alone:
-            raise Unavailable(f'{self} is being created by another process, which has not ended within a minute.')
+            raise Unavailable(f'{self} is being changed by another process, which has not ended within {patience:g} s.')
+        session.run(self.sql.be_impatient)
+        try:
+            yield
+        finally:
+            if not session.broken:
+                session.results(self.sql.unlock_schema)
+
+    def define(self, session: Session, statement: str) -> None:
+        """At once, if the server can; else it copies the table."""
+        try:
+            session.run(statement)
+        except DatabaseError as e:
+            if AT_ONCE not in statement:
+                raise
+            size = f'{self.size(session):,}'
+            log.warning('%s, with %s bytes, copies a table for this: %s (%s)', self, size, statement, e)
+            session.run(statement.replace(AT_ONCE, ''))
+
+    def table_holders(self, session: Session, table: str, readers: bool) -> str:
+        """Or who may be in the way: not everybody may see it, and MariaDB tells it by its plugin METADATA_LOCK_INFO."""
+        for sql, parameters in (self.sql.table_holders, (table,)), (self.sql.open_transactions, ()):
+            with suppress(ConfigurationError, DatabaseError):
+                rows = session.all(sql, parameters)
+                if rows:
+                    return ' or '.join(map(_connection, rows))
+        return 'another connection'
+
+    def vote_holders(self, session: Session) -> str:
+        return self._holder(session, SOME_OBJECTS)
 
     def epoch(self, session: Session) -> str:
         """There is always a row: without a value, where the table is empty."""
@@ -367,10 +410,7 @@ class MySQL(Adapter):
         with suppress(ConfigurationError, DatabaseError):
             rows = session.all(self.sql.lock_holders, (str(lock),) if self._product == 'MySQL' else ())
             if rows:
-                return ' or '.join(
-                    f'connection {number} ({user}@{host}'
-                    + (')' if seconds is None else f', in a transaction for {seconds} s)')      # not measured
-                    for number, user, host, seconds in rows)
+                return ' or '.join(map(_connection, rows))
         [[count, age]] = session.script(self.sql.unfinished, (session.key,))
         if count:
             return f'one of {count} transactions that have voted and not finished, the oldest {age} s ago'
@@ -556,7 +596,8 @@ class MySQL(Adapter):
             session.results(self.sql.zap)
         finally:
             session.rollback()
-        session.run(self.sql.restart_oids)
+        session.run(self.sql.be_impatient)
+        in_tries(lambda: session.run(self.sql.restart_oids), ZAP_PATIENCE, lambda e: None)
         session.run(self.sql.forget_epoch)
         self.renew_epoch(session)
 
@@ -573,6 +614,12 @@ class MySQL(Adapter):
             results += session.results(';\n'.join(sql for sql, _ in some), [
                 parameter for _, parameters in some for parameter in parameters])
         return results
+
+
+def _connection(row: Row) -> str:
+    number, user, host, seconds = row
+    return f'connection {number} ({user}@{host}' + (
+        ')' if seconds is None else f', in a transaction for {seconds} s)')      # it is not always measured
 
 
 def _undisturbed(act: Callable[[], Result]) -> Result:

@@ -8,17 +8,21 @@ import secrets
 import struct
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from itertools import accumulate, chain
 
-from relstore.adapters.base import Adapter, Ballot, Metadata, Verdict, lock_timeout
+from relstore.adapters.base import EVERYBODY, Adapter, Ballot, Metadata, Verdict, lock_timeout
+from relstore.adapters.completion import Completion, Lock
 from relstore.adapters.drivers import LOCKS, find_driver
+from relstore.adapters.patience import TRY, in_tries
 from relstore.adapters.statements import Statements, Tables, read
 from relstore.errors import (
     ConfigurationError,
     DatabaseError,
+    Deadlock,
     Disconnected,
+    LockTimeout,
     OutcomeUnknown,
     OutOfLocks,
     StorageError,
@@ -30,8 +34,13 @@ OLDEST = 130000                 # xid8 and pg_current_xact_id() came with 13
 FINISH_TIMEOUT = 600.0          # failing after the vote would tear a transaction over several databases
 ORPHAN_DEADLINE = 60.0          # seconds after which nobody knows
 ORPHAN_PATIENCE = 5.0           # seconds a backend whose client is gone may still wait before it is ended
+ZAP_PATIENCE = 30.0             # seconds
 PACK_LOCK_PATIENCE = 1.0        # seconds
+SCHEMA_LOCK_PAUSE = 0.05        # seconds
 PREPARED_STATEMENTS = ('auto', 'true', 'false')
+
+# Keys of advisory locks, besides those of base. The latter as it is: nobody knows yet how others are keyed.
+PACK_LOCK, SCHEMA_LOCK = -2, -4
 
 # Of binary arrays: the type's oid, the form of an element, which is its length and itself, and that length; a text is
 # an md5. NULL is a length alone.
@@ -58,6 +67,10 @@ class PostgreSQL(Adapter):
     message_size = 8 * 1024 * 1024
     # A default server has room for some 12,000 locks, of all transactions together.
     most_locks = 2000
+    site_locks = {
+        'refs': Lock('object_state', 'ACCESS EXCLUSIVE', 'everybody', True),
+        'blob_chunk': Lock('object_state', 'SHARE ROW EXCLUSIVE', 'those who write', False),
+        'blob_chunk_delete': Lock('blob_chunk', 'SHARE ROW EXCLUSIVE', 'those who write blobs', False)}
 
     def __init__(self, dsn: str, driver: str = 'auto', schema: str | None = None,
                  prepared_statements: str = 'auto', group_commit: bool = True):
@@ -136,15 +149,20 @@ class PostgreSQL(Adapter):
                 *([self.sql.poll, self.sql.vote, self.sql.finish] if session.binds else [])]
 
     def prepare_schema(self, create: bool) -> None:
+        with self.completion() as completion:
+            completion.run(create)
+            if not self.read_only:
+                self._check_rights(completion.session)
+                self._advance_oids(completion.session)
+
+    @contextmanager
+    def completion(self) -> Iterator[Completion]:
         session = self._first_session()
         try:
             self._use_schema(self._verified_schema(session))
             try:
                 self._use_schema(self._schema, self._locks_there(session))
-                self.complete_schema(session, create)
-                if not self.read_only:
-                    self._check_rights(session)
-                    self._advance_oids(session)
+                yield Completion(self, session)
             except (ConfigurationError, DatabaseError) as e:
                 if e.__cause__ is None:
                     raise
@@ -194,9 +212,53 @@ class PostgreSQL(Adapter):
     def relations(self, session: Session) -> set[str]:
         return {name for name, in session.all(self.sql.relations, (self._schema,) * 3)}
 
-    def begin_ddl(self, session: Session) -> None:
-        session.run('BEGIN')
-        session.run(self.sql.lock_schema)
+    def columns(self, session: Session) -> dict[str, dict[str, str]]:
+        columns: dict[str, dict[str, str]] = {}
+        for table, name, kind in session.all(self.sql.columns, (self._schema,)):
+            columns.setdefault(table, {})[name] = kind
+        return columns
+
+    @contextmanager
+    def changing_schema(self, session: Session, patience: float) -> Iterator[None]:
+        """In a transaction that has the lock and nothing else, also in pauses: one process at a time makes others wait.
+
+        It ends with its client: where it waits for a lock, when it is tired of that.
+        """
+        deadline = time.monotonic() + patience
+        try:
+            session.run('BEGIN')
+            while session.all(self.sql.lock_schema) != [(True,)]:
+                session.run('ROLLBACK')
+                if time.monotonic() > deadline:
+                    raise Unavailable(f'{self} is being changed by {self._lock_holders(session, SCHEMA_LOCK)}, which '
+                                      f'has not ended within {patience:g} s.')
+                time.sleep(SCHEMA_LOCK_PAUSE)
+                session.run('BEGIN')
+            session.run(self.sql.stay_in_transaction)
+            yield
+        finally:
+            session.rollback()
+
+    def run_ddl(self, session: Session, make: Callable[[], None]) -> None:
+        session.run('SAVEPOINT relstore_try')
+        try:
+            session.all(self.sql.be_impatient, (_milliseconds(TRY),))
+            make()
+            session.run('COMMIT')
+        except (LockTimeout, Deadlock):
+            session.run('ROLLBACK TO SAVEPOINT relstore_try')
+            raise
+
+    def table_holders(self, session: Session, table: str, readers: bool) -> str:
+        rows = session.all(self.sql.table_holders, (self._schema, table, readers, str(TRY)))
+        return '; '.join(_holder(*row) if row[0] else 'a prepared transaction' for row in rows) or _holder(0, '')
+
+    def vote_holders(self, session: Session) -> str:
+        [[key]] = session.all(self.sql.lock_key, (EVERYBODY,))
+        return self._lock_holders(session, key)
+
+    def _lock_holders(self, session: Session, key: int) -> str:
+        return ', '.join(_holder(*row) for row in session.all(self.sql.lock_holders, (key, key))) or _holder(0, '')
 
     def renew_epoch(self, session: Session) -> None:
         session.run(self.sql.new_epoch, (secrets.token_hex(8),))
@@ -389,7 +451,8 @@ class PostgreSQL(Adapter):
             time.sleep(0.01)
         else:
             return None
-        return ', '.join(_holder(*row) for row in session.all(self.sql.pack_holder)) or _holder(0, '')
+        [[key]] = session.all(self.sql.lock_key, (PACK_LOCK,))
+        return self._lock_holders(session, key)
 
     def revisions(self, session: Session, references: bool) -> Iterator[list[tuple]]:
         """In the order of the table, through a cursor: by oid every page of the table would be read many times."""
@@ -433,7 +496,15 @@ class PostgreSQL(Adapter):
             return self.meta(session).get('writers', 'any')
 
     def _make_index_for_relstorage(self, session: Session) -> None:
-        """One that was interrupted (a statement_timeout is enough) is there, and of use to nobody."""
+        """Nobody waits for it, but it for all transactions: it is to end when nobody wants it any more.
+
+        One that was interrupted (a statement_timeout is enough) is there, and of use to nobody.
+        """
+        if session.all(self.sql.backend) == [(session.backend_pid,)]:       # no pooler, which would keep the settings
+            try:
+                session.all(self.sql.end_with_client)
+            except DatabaseError:       # before PostgreSQL 14, and on systems that do not tell
+                session.all(self.sql.end_soon)
         if session.all(self.sql.broken_index):
             session.run(self.sql.drop_broken_index)
         super()._make_index_for_relstorage(session)
@@ -452,14 +523,29 @@ class PostgreSQL(Adapter):
         return session
 
     def zap_all(self, session: Session) -> None:
-        session.run('BEGIN')
+        lock, *rest = self.sql.zap.split(';\n')
+
+        def attempt() -> None:
+            session.run('BEGIN')
+            try:
+                session.all(self.sql.end_after, (_milliseconds(TRY),))      # lock_timeout is for each of the tables
+                try:
+                    session.run(lock)
+                except Unavailable as e:        # cancelled
+                    raise e if session.broken else LockTimeout(str(e)) from e
+                session.all(self.sql.end_after, ('0',))
+                for statement in rest:
+                    session.run(statement)
+                self.renew_epoch(session)
+                session.run('COMMIT')
+            finally:
+                session.rollback()
+
         try:
-            for statement in self.sql.zap.split(';\n'):
-                session.run(statement)
-            self.renew_epoch(session)
-            session.run('COMMIT')
-        finally:
-            session.rollback()
+            in_tries(attempt, ZAP_PATIENCE, lambda e: None)
+        except LockTimeout as e:
+            raise LockTimeout(f'{self} cannot be emptied: object_state is in use by '
+                              f'{self.table_holders(session, "object_state", True)}.') from e
 
 
 def _holder(backend: int, who: str) -> str:

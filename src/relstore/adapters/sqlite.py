@@ -11,13 +11,14 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from ZODB.utils import newTid, p64, u64
 
 from relstore.adapters.base import COMMIT_LOCK, PREPARED, TOGETHER, Adapter, Ballot, Metadata, Verdict, lock_timeout
+from relstore.adapters.completion import Completion
 from relstore.adapters.drivers import find_driver
 from relstore.adapters.filesession import LONGEST_PAUSE, FileSession
 from relstore.adapters.neighbours import Neighbours
@@ -121,7 +122,7 @@ class SQLite(Adapter):
         return kind(find_driver('sqlite3', 'sqlite3'), f'{path.as_uri()}?mode={mode}', float(BUSY_TIMEOUT), *others)
 
     def prepare_schema(self, create: bool) -> None:
-        try:
+        with self._explained():
             if not self.path.exists():
                 self._make(create)
             elif not self.read_only:
@@ -130,6 +131,16 @@ class SQLite(Adapter):
                     log.warning('%s is open in %s, too, which is not relstore, or an older one. Nothing but relstore '
                                 'may write to it now.', self, process)
             self._complete(self.path, create)
+
+    @contextmanager
+    def completion(self) -> Iterator[Completion]:
+        with self._explained(), closing(self._open(self.path)) as session:
+            yield Completion(self, session)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as e:
             raise ConfigurationError(f'The data-dir {self.data_dir} cannot be created: {e.strerror}; it and '
                                      'its parent have to be directories that this user may write.') from e
@@ -167,7 +178,7 @@ class SQLite(Adapter):
         try:
             if not self.read_only:
                 session.all('PRAGMA journal_mode = WAL')
-            self.complete_schema(session, create)
+            Completion(self, session).run(create)
             if not self.read_only:
                 self._adopt_oids(session)
         finally:
@@ -181,8 +192,21 @@ class SQLite(Adapter):
             raise ConfigurationError(f'{self} is used by RelStorage, in {process}, and both would give the same oid to '
                                      'different objects. Stop one of them first.')
 
-    def begin_ddl(self, session: FileSession) -> None:
+    @contextmanager
+    def changing_schema(self, session: FileSession, patience: float) -> Iterator[None]:
+        """In a transaction, behind which only those wait who write: for as long as it takes to make a few tables."""
         session.begin_write(self.sql.begin_write, BUSY_TIMEOUT)
+        try:
+            yield
+        finally:
+            session.rollback()
+
+    def run_ddl(self, session: Session, make: Callable[[], None]) -> None:
+        make()
+        session.run(self.sql.commit)
+
+    def table_holders(self, session: Session, table: str, readers: bool) -> str:
+        return self._writer()
 
     def _adopt_oids(self, session: Session) -> None:
         """Count on from whatever is in use: a backup may be older than its oids, and RelStorage counts elsewhere."""

@@ -19,8 +19,10 @@ from ZODB.config import BaseConfig
 from ZODB.interfaces import IStorageWrapper
 from ZODB.POSException import POSError
 
+from relstore.adapters.base import Adapter
 from relstore.config import StorageSection
 from relstore.errors import ConfigurationError
+from relstore.options import Options
 from relstore.storage import RelStore
 
 SCHEMA = """
@@ -62,15 +64,30 @@ class Named:
     def open(self) -> Iterator[Opened]:
         for section in _sections(self.factory):
             section.config.cache_local_dir = None       # nothing is loaded that is worth to be saved, or to be read
-            [adapter] = section.config.adapters
-            if not adapter.open().is_there():       # opening the storage would make it
-                raise ConfigurationError(f'{adapter.open()} is not there.')
+            _there(section)
         with foreign(self.name or 'The storage'):
             storage = self.factory.open()
         with closing(storage):
             if hasattr(storage, 'registerDB'):
                 storage.registerDB(_Plain())
             yield Opened(self.name or storage.getName(), storage, _innermost(storage))
+
+    def adapters(self) -> Iterator[Adapter]:
+        """Yield the adapter of each storage of relstore's in it, told the history mode; nothing is opened."""
+        for section in _sections(self.factory):
+            options = Options.from_section(section.config, warn=False)
+            adapter = _there(section)
+            adapter.configure(options.keep_history, options.read_only)
+            yield adapter
+
+
+def _there(section: StorageSection) -> Adapter:
+    """Return the adapter of a section. ConfigurationError: there is no database, and to open it would make one."""
+    [factory] = section.config.adapters
+    adapter = factory.open()
+    if not adapter.is_there():
+        raise ConfigurationError(f'{adapter} is not there.')
+    return adapter
 
 
 @contextmanager

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from relstore.cli import demo, refs, statements, writers, zodbpack
+from relstore.cli import adopt, demo, refs, statements, writers, zodbpack
 from relstore.cli.errors import run
 
 # A verb is a module with add_arguments(parser) and run(args) -> exit status; its docstring is the help.
-VERBS = {'demo': demo, 'pack': zodbpack, 'refs': refs, 'statements': statements, 'writers': writers}
+VERBS = {'adopt': adopt, 'demo': demo, 'pack': zodbpack, 'refs': refs, 'statements': statements, 'writers': writers}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -30,7 +30,7 @@ from relstore.cli import main, statements
 from relstore.errors import LockTimeout, Unavailable
 from relstore.oids import OidAllocator
 from relstore.session import Session
-from relstore.tests import test_adoption as adoption
+from relstore.tests import adopted
 from relstore.tests import test_protocol as protocol
 from relstore.tests.backends import (
     MYSQL,
@@ -305,8 +305,8 @@ class Locks(Suite):
         return self.watch.one("SELECT value FROM elsewhere.relstore_meta WHERE name = 'locks'")
 
     def test_relstorage_was_there_before(self):
-        tables = adoption.PRESERVING if self.keep_history else adoption.FREE
-        self.watch.rows(f'SET search_path = elsewhere; {tables.format(**adoption.POSTGRESQL)}')
+        tables = adopted.PRESERVING if self.keep_history else adopted.FREE
+        self.watch.rows(f'SET search_path = elsewhere; {tables.format(**adopted.POSTGRESQL)}')
         for storage in self._elsewhere(), self._elsewhere():    # the first adopts it, the second reads how
             self.watch.rows('SELECT pg_advisory_lock(%s)', u64(self.oid))
             with self.assertRaises(LockTimeout):

@@ -337,14 +337,5 @@ DELETE FROM {relstore_meta} WHERE name = 'whole'
 -- name: index_for_relstorage [hp]
 CREATE INDEX IF NOT EXISTS current_object_tid ON {current_object} (tid)
 
--- No row, but an error where a table that was there before is somebody else's.
--- name: fits [hp]
-SELECT t.packed, t.username, t.description, t.extension, s.prev_tid, s.md5, s.state_size, s.state, c.tid
-FROM {transaction} t, {object_state} s, {current_object} c
-WHERE t.tid = -1 AND s.zoid = -1 AND s.tid = -1 AND c.zoid = -1
-
--- name: fits [hf]
-SELECT tid, state_size, state FROM {object_state} WHERE zoid = -1
-
 -- name: add_meta
 INSERT INTO {relstore_meta} (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING

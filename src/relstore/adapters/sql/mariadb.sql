@@ -18,6 +18,13 @@ SET SESSION wait_timeout = 31536000, max_statement_time = 0, idle_transaction_ti
 SET TRANSACTION ISOLATION LEVEL REPEATABLE READ;
 START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY
 
+-- name: table_holders
+SELECT DISTINCT p.id, p.user, p.host, TIMESTAMPDIFF(SECOND, t.trx_started, NOW()) AS seconds
+FROM information_schema.metadata_lock_info m JOIN information_schema.processlist p ON p.id = m.thread_id
+    LEFT JOIN information_schema.innodb_trx t ON t.trx_mysql_thread_id = p.id
+WHERE m.table_schema = DATABASE() AND m.table_name = ? AND p.id <> CONNECTION_ID()
+ORDER BY seconds DESC LIMIT 3
+
 -- Where a node of Galera ends a transaction for one of another node, in the middle of a message, the statements after
 -- it are run as if nothing had happened: outside of any transaction (10.11; see test_galera). So there finish is one
 -- block, and begins with a look for what the vote has written.

@@ -30,11 +30,35 @@ DELETE FROM {new_oid} WHERE zoid = -1
 SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()
 
 -- name: columns
-SELECT column_name FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = 'object_state'
+SELECT table_name, column_name, data_type FROM information_schema.columns WHERE table_schema = DATABASE()
 
--- Ended with its session.
+-- Ends with its session, at the latest.
 -- name: lock_schema
-SELECT GET_LOCK(CONCAT('relstore.', LEFT(DATABASE(), 50)), 60)
+SELECT GET_LOCK(CONCAT('relstore.', LEFT(DATABASE(), 50)), ?)
+
+-- name: unlock_schema
+SET SESSION lock_wait_timeout = DEFAULT, innodb_lock_wait_timeout = DEFAULT;
+DO RELEASE_LOCK(CONCAT('relstore.', LEFT(DATABASE(), 50)))
+
+-- Behind a statement that waits to change a table all others wait who use it.
+-- name: be_impatient
+SET SESSION lock_wait_timeout = 1, innodb_lock_wait_timeout = 1
+
+-- Who uses a table? Not everybody may see this, nor that.
+-- name: table_holders
+SELECT DISTINCT t.processlist_id, t.processlist_user, t.processlist_host,
+    CAST(e.timer_wait DIV 1000000000000 AS SIGNED) AS seconds
+FROM performance_schema.metadata_locks m JOIN performance_schema.threads t ON t.thread_id = m.owner_thread_id
+    LEFT JOIN performance_schema.events_transactions_current e ON e.thread_id = m.owner_thread_id AND e.state = 'ACTIVE'
+WHERE m.object_schema = DATABASE() AND m.object_name = ? AND m.lock_status = 'GRANTED'
+    AND t.processlist_id <> CONNECTION_ID()
+ORDER BY seconds DESC LIMIT 3
+
+-- name: open_transactions
+SELECT p.id, p.user, p.host, TIMESTAMPDIFF(SECOND, t.trx_started, NOW())
+FROM information_schema.innodb_trx t JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id
+WHERE p.db = DATABASE() AND p.id <> CONNECTION_ID()
+ORDER BY t.trx_started LIMIT 3
 
 -- name: new_epoch
 INSERT IGNORE INTO {relstore_epoch} (one, value) VALUES (1, ?)

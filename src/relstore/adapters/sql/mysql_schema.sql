@@ -192,7 +192,7 @@ CREATE TABLE IF NOT EXISTS {relstore_meta} (name {text} NOT NULL PRIMARY KEY, va
 
 -- Columns that a database made by RelStorage does not have.
 -- name: refs [hp]
-ALTER TABLE {object_state} ADD COLUMN refs {bytes}, ADD COLUMN data_tid {id};
+ALTER TABLE {object_state} ADD COLUMN refs {bytes}, ADD COLUMN data_tid {id}, ALGORITHM=INSTANT;
 
 -- name: refs [hf]
-ALTER TABLE {object_state} ADD COLUMN refs {bytes}, ADD COLUMN refs_tid {id};
+ALTER TABLE {object_state} ADD COLUMN refs {bytes}, ADD COLUMN refs_tid {id}, ALGORITHM=INSTANT;

@@ -261,13 +261,17 @@ FROM {revisions} r
 -- name: lock_pack
 SELECT pg_try_advisory_lock({key}(-2))
 
--- name: pack_holder
+-- name: lock_key
+SELECT {key}(?::bigint)
+
+-- name: lock_holders
 SELECT l.pid, concat_ws(', ', nullif(a.application_name, ''), 'from ' || host(a.client_addr),
                         'connected since ' || to_char(a.backend_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS UTC'))
 FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
-      AND l.classid::bigint = {key}(-2::bigint) >> 32 & 4294967295 AND l.objid::bigint = {key}(-2::bigint) & 4294967295
+WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.pid <> pg_backend_pid()
+      AND l.classid::bigint = ?::bigint >> 32 & 4294967295 AND l.objid::bigint = ?::bigint & 4294967295
       AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+ORDER BY a.xact_start NULLS LAST LIMIT 3
 
 -- A session that has the lock may be idle; before 14 it may anyway.
 -- name: stay
@@ -319,11 +323,50 @@ UNION ALL SELECT tgname FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid
     WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = ?) AND NOT tgisinternal
 
 -- name: columns
-SELECT attname FROM pg_attribute WHERE attrelid = '{object_state}'::regclass AND attnum > 0 AND NOT attisdropped
+SELECT c.relname, a.attname, format_type(a.atttypid, NULL) FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+WHERE c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = ?)
+      AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND a.attnum > 0 AND NOT a.attisdropped
+
+-- Changing the schema ------------------------------------------------------------------------------------------
 
 -- Not by {key}, which this is about to create.
 -- name: lock_schema
-SELECT pg_advisory_xact_lock(-4)
+SELECT pg_try_advisory_xact_lock(-4)
+
+-- The pauses between tries are in it.
+-- name: stay_in_transaction
+SET LOCAL idle_in_transaction_session_timeout = 0
+
+-- name: be_impatient
+SELECT set_config('lock_timeout', ?, true), set_config('statement_timeout', '0', true)
+
+-- name: end_after
+SELECT set_config('statement_timeout', ?, true)
+
+-- Of the session: for a statement that cannot be in a transaction.
+-- name: end_with_client
+SELECT set_config('statement_timeout', '0', false), set_config('lock_timeout', '0', false),
+       set_config('client_connection_check_interval', '2s', false)
+
+-- name: end_soon
+SELECT set_config('statement_timeout', '0', false), set_config('lock_timeout', '10s', false)
+
+-- Who uses a table since before the last try: what else there is has begun while it waited. A prepared transaction has no
+-- process.
+-- name: table_holders
+SELECT l.pid, concat_ws(', ', nullif(a.application_name, ''), a.usename, 'from ' || host(a.client_addr),
+           nullif(a.backend_type, 'client backend'),
+           a.state || ' since ' || to_char(a.state_change AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS UTC'),
+           'in a transaction since ' || to_char(a.xact_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS UTC'),
+           'at ' || quote_literal(left(regexp_replace(a.query, '\s+', ' ', 'g'), 60)))
+FROM (SELECT DISTINCT k.pid FROM pg_locks k JOIN pg_class c ON c.oid = k.relation
+      WHERE k.granted AND k.pid IS DISTINCT FROM pg_backend_pid()
+            AND c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = ?) AND c.relname = ?
+            AND k.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+            AND (? OR k.mode NOT IN ('AccessShareLock', 'RowShareLock'))) l
+     LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+WHERE a.xact_start IS NULL OR a.xact_start < clock_timestamp() - make_interval(secs => ?)
+ORDER BY a.xact_start NULLS LAST LIMIT 3
 
 -- name: size
 SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class
@@ -336,7 +379,8 @@ SELECT reltuples::bigint FROM pg_class WHERE oid = '{current_object}'::regclass
 SELECT reltuples::bigint FROM pg_class WHERE oid = '{object_state}'::regclass
 
 -- name: zap [hp]
-SET LOCAL lock_timeout = '30s';
+LOCK TABLE {blob_chunk}, {current_object}, {object_state}, {transaction}, {object_ref}, {object_refs_added}, {pack_object},
+    {pack_state}, {pack_state_tid}, {relstore_refs}, {relstore_garbage}, {relstore_pack} IN ACCESS EXCLUSIVE MODE;
 SELECT count(lo_unlink(chunk)) FROM {blob_chunk};
 TRUNCATE {blob_chunk}, {current_object}, {object_state}, {transaction}, {object_ref}, {object_refs_added}, {pack_object},
     {pack_state}, {pack_state_tid}, {relstore_refs}, {relstore_garbage}, {relstore_pack};
@@ -347,7 +391,8 @@ DELETE FROM {relstore_epoch};
 ALTER SEQUENCE {zoid_seq} RESTART
 
 -- name: zap [hf]
-SET LOCAL lock_timeout = '30s';
+LOCK TABLE {blob_chunk}, {object_state}, {object_ref}, {object_refs_added}, {pack_object},
+    {relstore_refs}, {relstore_garbage}, {relstore_pack} IN ACCESS EXCLUSIVE MODE;
 SELECT count(lo_unlink(chunk)) FROM {blob_chunk};
 TRUNCATE {blob_chunk}, {object_state}, {object_ref}, {object_refs_added}, {pack_object},
     {relstore_refs}, {relstore_garbage}, {relstore_pack};

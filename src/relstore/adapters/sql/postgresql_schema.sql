@@ -21,3 +21,10 @@ BEGIN
 END $$;
 CREATE TRIGGER blob_chunk_delete BEFORE DELETE ON {blob_chunk}
     FOR EACH ROW EXECUTE FUNCTION {relstore_unlink_chunk_1}();
+
+-- One statement, so that there are both or none.
+-- name: refs [hp]
+ALTER TABLE {object_state} ADD COLUMN IF NOT EXISTS refs {bytes}, ADD COLUMN IF NOT EXISTS data_tid {id};
+
+-- name: refs [hf]
+ALTER TABLE {object_state} ADD COLUMN IF NOT EXISTS refs {bytes}, ADD COLUMN IF NOT EXISTS refs_tid {id};

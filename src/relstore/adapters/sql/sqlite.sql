@@ -107,7 +107,7 @@ SELECT count(*) FROM pragma_foreign_key_list('object_state')
 SELECT name FROM sqlite_master WHERE type IN ('table', 'view')
 
 -- name: columns
-SELECT name FROM pragma_table_info('object_state')
+SELECT m.name, p.name, p.type FROM sqlite_master m JOIN pragma_table_info(m.name) p WHERE m.type IN ('table', 'view')
 
 -- name: last_oid
 SELECT value FROM {relstore_oid}
