@@ -15,7 +15,7 @@ from ZODB.ConflictResolution import ConflictResolvingStorage
 from ZODB.POSException import ConflictError, MultipleUndoErrors, ReadConflictError, UndoError
 from ZODB.utils import p64, u64
 
-from relstore.adapters.base import TOGETHER, Ballot, Metadata, Verdict
+from relstore.adapters.base import LARGEST, MAX_TID, TOGETHER, Ballot, Metadata, Verdict
 from relstore.conflicts import class_name, plain
 from relstore.database import Database
 from relstore.errors import (
@@ -35,6 +35,10 @@ from relstore.spool import Spool
 OUTCOME_PATIENCE = 60.0
 # Links that are looked up at a time: in any database's smallest message is room for three times as many.
 LOOKED_UP = 10_000
+# How far a transaction is, and what that means for whoever wants to go on otherwise.
+OPEN = 'it has not voted: tpc_vote comes before tpc_finish'
+FAILED = 'its vote has failed, and nothing but tpc_abort can follow'
+VOTED = 'it has voted, and nothing but tpc_finish or tpc_abort can follow'
 # Bytes of another transaction's user and description that a ConflictError quotes: in all it is to have 2 kB at most.
 LONGEST_USER, LONGEST_DESCRIPTION = 200, 800
 
@@ -52,7 +56,11 @@ class Transaction:
     def __init__(self, database: Database, metadata, generation: int, began: int, tid: int | None = None,
                  packed: bool = False):
         self._database, self._adapter = database, database.adapter
+        if tid is not None and tid > LARGEST:
+            raise StorageError(f'A transaction with the tid {tid:#x} cannot be added: the largest is {LARGEST:#x}, for '
+                               'each later one needs a larger one.')
         self.metadata = metadata
+        self.phase = OPEN
         self._epoch, self._sweeps = database.epoch_of(generation), database.sweeps_of(began)
         self._tid, self._packed = tid, packed
         self._record: Metadata | None = None
@@ -69,6 +77,8 @@ class Transaction:
     # Before vote --------------------------------------------------------------------------------------------------
 
     def store(self, oid: int, base: int, state: bytes) -> None:
+        if state is None:
+            raise TypeError('None is no state; deleteObject deletes.')
         self._spool.put(oid, base, state)
 
     def restore(self, oid: int, state: bytes | None, data_tid: int | None) -> None:
@@ -78,12 +88,14 @@ class Transaction:
         self._spool.put(oid, base, None)
 
     def read_current(self, oid: int, tid: int) -> None:
+        if oid > MAX_TID or tid > MAX_TID:
+            raise StorageError(f'There is no object {oid:#x} with the tid {tid:#x}: both end at {MAX_TID:#x}.')
         self._reads[oid] = tid
 
     def undo(self, tid: int) -> list[int]:
         """Put back what transaction `tid` changed; return the oids. UndoError names what cannot be."""
         def changes(session):
-            if not self._adapter.is_undoable(session, tid):
+            if tid > MAX_TID or not self._adapter.is_undoable(session, tid):
                 raise UndoError('The transaction does not exist, or has been packed.')
             return self._adapter.changes_to_undo(session, tid)
 
@@ -136,6 +148,7 @@ class Transaction:
 
     def vote(self) -> list[int]:
         """Lock, compare, resolve conflicts, and do all that can fail. Return the oids of the resolved ones."""
+        self.phase = FAILED     # until it has not
         self._check_sizes()
         self._record = Metadata(_bytes(self.metadata.user), _bytes(self.metadata.description),
                                 self.metadata.extension_bytes, self._packed)
@@ -149,6 +162,7 @@ class Transaction:
             self._adapter.send_again(self._session, self._batches(resolved))
         else:
             self._left = self._adapter.stage(self._session, self._ticket, self._tid, self._record, self._batches())
+        self.phase = VOTED
         return resolved
 
     def _check_sizes(self) -> None:
@@ -212,6 +226,9 @@ class Transaction:
         oids = self._database.oids
         self._highest = max((row.oid for row in self._spool if not row.base and not oids.issued(row.oid)), default=0)
         if self._highest > oids.highest:
+            if self._highest > LARGEST:
+                raise StorageError(f'The object {self._highest:#x} cannot be added: the largest that brings its oid '
+                                   f'along is {LARGEST:#x}, for new objects need larger ones.')
             self._adapter.reserve_oids(self._session, self._highest)
 
     def _refuse(self, verdict: Verdict) -> None:

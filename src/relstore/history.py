@@ -1,5 +1,4 @@
 """What was done and by whom: history(), undoLog(), undoInfo()."""
-import pickle
 from collections.abc import Callable, Iterator
 from itertools import islice
 
@@ -46,8 +45,11 @@ def _undoable(database: Database, page: int) -> Iterator[dict]:
 
 
 def _extension(extension: bytes | None) -> dict:
-    """Return a transaction's extended information, or none of it if it cannot be read: others' classes may be gone."""
+    """Return a transaction's extended information, or none of it if it cannot be read: others' classes may be gone.
+
+    One that cannot be read must not hide the other transactions.
+    """
     try:
         return dict(TransactionMetaData(extension=bytes(extension or b'')).extension)
-    except (pickle.UnpicklingError, AttributeError, EOFError, ImportError, IndexError, TypeError, ValueError):
+    except Exception:       # whatever is in the bytes, and whatever the classes in it raise
         return {}

@@ -29,7 +29,7 @@ from relstore.adapters.base import PREPARED, PREPARED_NOW, Pack
 from relstore.database import Database
 from relstore.doomed import Doomed
 from relstore.errors import ConfigurationError, Unavailable
-from relstore.prepare import Preparation
+from relstore.prepare import Preparation, tid_of
 from relstore.report import Progress, Report
 from relstore.session import Session
 from relstore.sweep import Sweep
@@ -53,7 +53,7 @@ class Packer:
         self.report = Report(gc=self._gc)
 
     def run(self, pack_time: float | None, *, dry_run: bool, prepack_only: bool, skip_prepack: bool) -> Report:
-        """Prepare and sweep, or one of the two. pack_time: seconds since 1970; None, or the future: now."""
+        """Prepare and sweep, or one of the two. pack_time: see tid_of; None, or the future: now."""
         if skip_prepack and (dry_run or prepack_only):
             raise ConfigurationError('pack-skip-prepack does not go with pack-dry-run or pack-prepack-only; '
                                      'choose one of them.')
@@ -156,4 +156,4 @@ class Packer:
 
 
 def _is_present(pack_time: float | None) -> bool:
-    return pack_time is None or pack_time > time.time() - PRESENT
+    return pack_time is None or tid_of(pack_time) > tid_of(time.time() - PRESENT)

@@ -14,7 +14,7 @@ from itertools import islice
 from persistent.TimeStamp import TimeStamp
 from ZODB.utils import u64
 
-from relstore.adapters.base import PREPARED, PREPARED_NOW, Pack
+from relstore.adapters.base import MAX_TID, PREPARED, PREPARED_NOW, Pack
 from relstore.database import Database
 from relstore.doomed import LATER, OBJECT, OLDER, ROWS, SPARED, Doomed, pages
 from relstore.errors import ConfigurationError
@@ -25,6 +25,8 @@ from relstore.session import Session
 
 log = logging.getLogger('relstore.pack')
 
+# A pack time from here on is a tid: that of the year 1970. One below this is in seconds: of the year 4147.
+FIRST_TID, LAST_SECOND = u64(TimeStamp(1970, 1, 1, 0, 0, 0.0).raw()), 2 ** 36
 # Unreadable records that an error names.
 EXAMPLES = 5
 
@@ -49,7 +51,7 @@ class Preparation:
     def write_down(self, session: Session, pack_time: float | None, present: bool) -> Pack:
         """Write down what may go.
 
-        session: has the lock of packs. pack_time: in seconds since 1970. present: whether that is now, or is None.
+        session: has the lock of packs. pack_time: see tid_of. present: whether that is now, or is None.
         """
         rows = self._look(session, pack_time, present)
         with self._report.timed('listing'):
@@ -60,16 +62,16 @@ class Preparation:
         """Return rows for the list, see `_garbage`."""
         report = self._report
         with report.timed('reading'):
-            marked_at = _tid_of(time.time())
+            marked_at = tid_of(time.time())
             graph, report.marked_tid = self._revisions.graph(report.gc, session)
             report.pack_tid = report.marked_tid
             if pack_time is not None and (self._adapter.keep_history or not present):
-                report.pack_tid = min(report.pack_tid, _tid_of(pack_time))
+                report.pack_tid = min(report.pack_tid, tid_of(pack_time))
         with report.timed('marking'):
             self._progress('marking', 0, None)
             graph.finish(report.pack_tid)
             report.revisions = len(graph)
-            return self._garbage(graph, present, marked_at, _tid_of(pack_time or 0))
+            return self._garbage(graph, present, marked_at, tid_of(pack_time or 0))
 
     def _garbage(self, graph: Graph, present: bool, marked_at: int, upto: int) -> Iterator[tuple[int, int, int, int]]:
         """Return rows for the list, by oid: (oid, tid, since, what goes).
@@ -191,5 +193,13 @@ def _in_order(graph: Graph, gone: Iterable[int], unreached: Iterable[int], marke
         last = place
 
 
-def _tid_of(seconds: float) -> int:
-    return u64(TimeStamp(*time.gmtime(seconds)[:5], seconds % 60).raw())
+def tid_of(pack_time: float) -> int:
+    """Return the tid that a pack time stands for: seconds since 1970, or an int that is a tid itself.
+
+    ConfigurationError if it is neither: milliseconds, for example, would be a time long after the present.
+    """
+    if isinstance(pack_time, int) and FIRST_TID <= pack_time <= MAX_TID:
+        return pack_time
+    if not pack_time < LAST_SECOND:
+        raise ConfigurationError(f'The pack time {pack_time!r} is neither a number of seconds since 1970 nor a tid.')
+    return u64(TimeStamp(*time.gmtime(pack_time)[:5], pack_time % 60).raw())

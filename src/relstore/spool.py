@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from hashlib import md5
 from typing import IO
 
+from relstore.adapters.base import MAX_TID
+from relstore.errors import StorageError
 from relstore.references import references
 
 # States of one transaction stay in memory up to this many bytes; the rest goes to a temporary file.
@@ -63,7 +65,15 @@ class Spool:
 
     def put(self, oid: int, base: int, state: bytes | None, *, restored: bool = False,
             data_tid: int | None = None) -> None:
-        """Add a state. A second one for an oid replaces the first and keeps the base that was given first."""
+        """Add a state. A second one for an oid replaces the first and keeps the base that was given first.
+
+        TypeError if it is not like bytes, StorageError if there can be no such oid or tid.
+        """
+        if oid > MAX_TID or base > MAX_TID or (data_tid or 0) > MAX_TID:
+            raise StorageError(f'The object {oid:#x}, based on the tid {base:#x}, cannot be stored: oids and tids end '
+                               f'at {MAX_TID:#x}.')
+        if state is not None and type(state) is not bytes:      # some drivers would store its repr()
+            state = bytes(memoryview(state))
         earlier = self._pending.get(oid)
         if earlier is not None:
             base = earlier.base

@@ -29,7 +29,7 @@ from zope.interface import alsoProvides, implementer
 from relstore import history, iterate, transfer
 from relstore.adapters.base import MAX_TID, Adapter
 from relstore.bases import ANYWHERE, Standing
-from relstore.commit import Transaction
+from relstore.commit import OPEN, VOTED, Transaction
 from relstore.conflicts import ObjectConflicts
 from relstore.database import Database
 from relstore.errors import StorageError, Unavailable
@@ -80,6 +80,7 @@ class RelStore(UndoLogCompatible):
         self._txn: Transaction | None = None
         self._walks = Walks(self._adapter)
         self._wrapper = None                    # a storage around this one, see registerDB
+        self._lock = threading.RLock()          # not ours: a DemoStorage uses that of its changes
         self._commit_lock = threading.Lock()    # held from tpc_begin to tpc_finish or tpc_abort
         if self._adapter.keep_history:
             alsoProvides(self, IStorageUndoable)
@@ -219,7 +220,7 @@ class RelStore(UndoLogCompatible):
             if hit is not None:
                 self._hit = state = hit.state
                 return state, hit.tid.to_bytes(8, 'big')
-        row = self._load(u64(oid))
+        row = self._load(_number(oid))
         if row is None or row[0] is None:
             raise POSKeyError(oid)
         return row[0], p64(row[1])
@@ -319,10 +320,10 @@ class RelStore(UndoLogCompatible):
         return result
 
     def loadBefore(self, oid: bytes, tid: bytes) -> tuple[bytes, bytes, bytes | None] | None:
-        before = min(u64(tid), MAX_TID)
-        row = self._pool.attempt(lambda session: self._adapter.load_before(session, u64(oid), before))
+        number, before = _number(oid), min(u64(tid), MAX_TID)
+        row = self._pool.attempt(lambda session: self._adapter.load_before(session, number, before))
         if row is None:
-            if self._pool.attempt(lambda session: self._adapter.load_now(session, u64(oid))) is None:
+            if self._pool.attempt(lambda session: self._adapter.load_now(session, number)) is None:
                 raise POSKeyError(oid)
             return None
         state, start, end = row
@@ -331,9 +332,10 @@ class RelStore(UndoLogCompatible):
         return state, p64(start), p64(end) if end is not None else None
 
     def loadSerial(self, oid: bytes, serial: bytes) -> bytes:
-        state = self._cache.revision(u64(oid), u64(serial))
-        if state is None:
-            row = self._pool.attempt(lambda session: self._adapter.load_serial(session, u64(oid), u64(serial)))
+        number, tid = _number(oid), u64(serial)
+        state = self._cache.revision(number, tid)
+        if state is None and tid <= MAX_TID:
+            row = self._pool.attempt(lambda session: self._adapter.load_serial(session, number, tid))
             state = row and row[0]
         if state is None:
             raise POSKeyError(oid)
@@ -346,7 +348,7 @@ class RelStore(UndoLogCompatible):
             return
         self._ahead.wake()      # what these refer to is likely to be wanted
         largest = self._cache.object_max
-        wanted = [oid for oid in map(u64, oids) if not self._cache.holds(oid, at)]
+        wanted = [oid for oid in map(u64, oids) if oid <= MAX_TID and not self._cache.holds(oid, at)]
         for start in range(0, len(wanted), PREFETCH):
             batch = wanted[start:start + PREFETCH]
             try:
@@ -360,7 +362,8 @@ class RelStore(UndoLogCompatible):
                         self._ahead.saw(oid, state, refs)
 
     def getTid(self, oid: bytes) -> bytes:
-        row = self._pool.attempt(lambda session: self._adapter.load_now(session, u64(oid)))
+        number = _number(oid)
+        row = self._pool.attempt(lambda session: self._adapter.load_now(session, number))
         if row is None or row[0] is None:
             raise POSKeyError(oid)
         return p64(row[1])
@@ -412,7 +415,7 @@ class RelStore(UndoLogCompatible):
             raise
 
     def tpc_finish(self, transaction, func: Callable[[bytes], None] = lambda tid: None) -> bytes:
-        txn = self._current(transaction)
+        txn = self._current(transaction, VOTED)
         self._share()       # while there is a view
         try:
             tid = txn.finish()
@@ -427,11 +430,14 @@ class RelStore(UndoLogCompatible):
         if self._txn is not None and self._txn.metadata is transaction:
             self._end(self._txn)
 
-    def _current(self, transaction) -> Transaction:
+    def _current(self, transaction, phase: str = OPEN) -> Transaction:
+        """Return what is being committed. StorageTransactionError if that is another one, or not in this phase."""
         txn = self._txn
         if txn is None or txn.metadata is not transaction:
             self._check_writable()      # such a storage never has one
             raise StorageTransactionError('This is not the transaction that the storage is committing.')
+        if txn.phase is not phase:
+            raise StorageTransactionError(f'This cannot be done with the transaction now: {txn.phase}.')
         return txn
 
     def _end(self, txn: Transaction) -> None:
@@ -440,6 +446,11 @@ class RelStore(UndoLogCompatible):
         finally:
             self._txn = None
             self._commit_lock.release()
+
+    def tpc_transaction(self):
+        """Return the transaction that is being committed, or None. A server of ZEO asks."""
+        txn = self._txn         # another thread may end it
+        return None if txn is None else txn.metadata
 
     def _check_writable(self) -> None:
         if self._database.options.read_only:
@@ -467,10 +478,10 @@ class RelStore(UndoLogCompatible):
     # History and iteration: IStorage, IStorageIteration, IStorageCurrentRecordIteration -------------------------------
 
     def history(self, oid: bytes, size: int = 1) -> list[dict]:
-        return history.history(self._database, u64(oid), size)
+        return history.history(self._database, _number(oid), size)
 
     def iterator(self, start: bytes | None = None, stop: bytes | None = None) -> iterate.TransactionIterator:
-        return iterate.TransactionIterator(self._database, self._walks, u64(start) if start else 0,
+        return iterate.TransactionIterator(self._database, self._walks, min(u64(start), MAX_TID) if start else 0,
                                            min(u64(stop), MAX_TID) if stop else MAX_TID)
 
     def record_iternext(self, next: bytes | None = None) -> tuple[bytes, bytes, bytes, bytes | None]:
@@ -529,6 +540,8 @@ class RelStore(UndoLogCompatible):
     ) -> Report:
         """Remove what was outdated or unreachable at `pack_time`, in seconds since 1970 (None: now); see pack.py.
 
+        As with RelStorage pack_time may also be an int that is a tid, which its size tells: then what was so after that
+        transaction. A number that is neither is refused, with a ConfigurationError.
         gc: False forbids to collect garbage. True does not allow what pack-gc forbids, for storages around this one say
         so whatever they are told. dry_run: remove nothing, and report what would go. prepack_only: look for it, and
         write it down. skip_prepack: remove what was written down. Where they are not given, the options say. progress:
@@ -553,7 +566,15 @@ class RelStore(UndoLogCompatible):
         self._check_writable()
         self.release()
         self._database.zap_all()
-        self._at, self._generation, self._last = None, -1, (None, -1)
+        self._at, self._generation, self._last = None, -1, (self._last[0], -1)      # everything has changed
+
+
+def _number(oid: bytes) -> int:
+    """Return the oid of an object that may be there; POSKeyError of one that cannot."""
+    number = int.from_bytes(oid, 'big')
+    if len(oid) != 8 or number > MAX_TID:
+        raise POSKeyError(oid)
+    return number
 
 
 class _Wrapped(RelStore):

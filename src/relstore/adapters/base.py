@@ -20,6 +20,9 @@ from relstore.session import Session
 log = logging.getLogger('relstore')
 
 MAX_TID = 2 ** 63 - 1
+# The largest oid that an object may bring along, and the largest tid of a transaction that is copied with it: 2^48 new
+# objects, and as many later transactions, still have room. A tid may lie in the future: later ones count on from it.
+LARGEST = 2 ** 63 - 2 ** 48
 
 # How far a pack came that has looked for garbage: of a time before, or of the present.
 PREPARED, PREPARED_NOW = 'prepared', 'prepared now'

@@ -422,7 +422,9 @@ class MySQL(Adapter):
         StorageError if something does not fit at all.
         """
         *_, current = ticket
-        texts = {'user': metadata.user, 'description': metadata.description, 'extension': metadata.extension or b''}
+        texts = {}          # without history there is no table for them
+        if self.keep_history:
+            texts = {'user': metadata.user, 'description': metadata.description, 'extension': metadata.extension or b''}
         for name, text in texts.items():
             if len(text) > TEXT:
                 raise StorageError(f'The {name} of the transaction has {len(text):,} bytes; {self} takes {TEXT:,} at '
