@@ -15,7 +15,7 @@ So a find() that overtakes or is overtaken by an advance() answers for `at`, whi
 """
 import sys
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from threading import Lock
 
@@ -79,6 +79,8 @@ class Cache:
 
     def __init__(self, limit: int, object_max: int, log_limit: int = 100_000, keep_bases: bool = False):
         self.limit = limit
+        # Which states are not kept? Nobody asks of those that this process commits.
+        self.unwanted: Callable[[bytes], bool] | None = None
         # The longest state that is kept; none is longer than what a whole empty cache could hold.
         self.object_max = min(object_max, limit - OBJECT_BYTES - _size(b''))
         self.log_limit = log_limit
@@ -173,7 +175,7 @@ class Cache:
 
     def put(self, oid: int, tid: int, state: bytes, at: int, generation: int | None = None) -> None:
         """Keep what a view at `at` loaded."""
-        if len(state) > self.object_max:
+        if len(state) > self.object_max or (self.unwanted is not None and self.unwanted(state)):
             return
         with self._lock:
             if self._outdated(generation):
@@ -220,6 +222,8 @@ class Cache:
                     continue
                 if self._bytes + OBJECT_BYTES + _size(state) > self.limit:
                     return False
+                if self.unwanted is not None and self.unwanted(state):
+                    continue
                 self._add(oid, tid, state, OPEN)
                 self._clock.appendleft(oid)
             return True

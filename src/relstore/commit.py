@@ -155,6 +155,7 @@ class Transaction:
         verdict = self._verdict()
         self._refuse(verdict)
         resolved = self._resolve_conflicts(verdict.conflicts)
+        self._database.blobs.refuse_change(self._session, self._spool.blobs, self._spool.deleted)
         self._look_at_links(verdict)
         self._ticket, self.sweep_state = verdict.ticket, (verdict.sweeps, verdict.sweeping)
         self._reserve_oids()

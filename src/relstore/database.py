@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from functools import cache, partial
 
 from relstore.adapters.base import MAX_TID, Adapter
+from relstore.blobs import Blobs
 from relstore.cache import Cache
 from relstore.conflicts import Conflicts
 from relstore.counter import CommitCounter
@@ -55,6 +56,7 @@ class Database:
             self.tier = Tier(self.memcached, options.cache_prefix, self.cache, limit)
         # How a record is wrapped (compressed, say) by a storage around this one: see IStorageWrapper.
         self.transform = self.untransform = lambda record: record
+        self.blobs = Blobs(adapter, self.cache, self.plain)
         self._lock = threading.Lock()           # for changes of the epoch, with the cache's generation
         self._epoch: str | None = None
         self._first_generation = 0              # of the epoch
@@ -66,6 +68,7 @@ class Database:
         try:
             with self.pool.session() as session:
                 self.name = adapter.meta(session)['database']       # the same for whoever opens it
+                self.blobs.look(session)
                 if self.memcached is not None:
                     self.counter = CommitCounter(self.memcached, options.cache_prefix, self.name)
                 self.polling = Polling(self.counter, self._poll_interval())
@@ -271,6 +274,7 @@ class Database:
             self.adapter.say_whole(session)
             epoch = self.adapter.epoch(session)
             sweeps, _ = self.adapter.sweep_state(session)
+            self.blobs.look(session)
         with self._lock:
             self._begin_anew(epoch, sweeps, 0)
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from hashlib import md5
 from typing import IO
 
+from ZODB.blob import is_blob_record
+
 from relstore.adapters.base import MAX_TID
 from relstore.errors import StorageError
 from relstore.references import references
@@ -44,6 +46,8 @@ class Spool:
     def __init__(self, untransform: Callable[[bytes], bytes], digest: bool):
         self._untransform, self._digest = untransform, digest
         self._pending: dict[int, Pending] = {}
+        self.blobs: set[int] = set()        # those whose state is a Blob's
+        self.deleted: set[int] = set()      # those that are to have none
         self.size = 0               # bytes of all states, and of their rows
         self._held = 0
         self._file: IO[bytes] | None = None
@@ -76,16 +80,22 @@ class Spool:
             state = bytes(memoryview(state))
         earlier = self._pending.get(oid)
         if earlier is not None:
+            self.blobs.discard(oid)
+            self.deleted.discard(oid)
             base = earlier.base
             self._held -= len(earlier.held or b'')
             self.size -= ROW + (earlier.size or 0)
         self.size += ROW + len(state or b'')
         if state is None:
+            self.deleted.add(oid)
             self._pending[oid] = Pending(oid, base, restored, None, None, b'', data_tid, None, -1)
             return
         size = len(state)
         digest = md5(state, usedforsecurity=False).hexdigest() if self._digest else None
-        refs = references(self._untransform(state))
+        record = self._untransform(state)
+        refs = references(record)
+        if is_blob_record(record):
+            self.blobs.add(oid)
         if self._held + size <= IN_MEMORY:
             self._held += size
             self._pending[oid] = Pending(oid, base, restored, size, digest, refs, data_tid, state, -1)

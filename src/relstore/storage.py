@@ -223,6 +223,8 @@ class RelStore(UndoLogCompatible):
         row = self._load(_number(oid))
         if row is None or row[0] is None:
             raise POSKeyError(oid)
+        if self._database.blobs.there:
+            self._database.blobs.refuse_load(u64(oid), row[0])
         return row[0], p64(row[1])
 
     def _load(self, oid: int) -> tuple | None:
@@ -329,6 +331,7 @@ class RelStore(UndoLogCompatible):
         state, start, end = row
         if state is None:
             raise POSKeyError(oid)
+        self._database.blobs.refuse_load(number, state)
         return state, p64(start), p64(end) if end is not None else None
 
     def loadSerial(self, oid: bytes, serial: bytes) -> bytes:
@@ -339,6 +342,7 @@ class RelStore(UndoLogCompatible):
             state = row and row[0]
         if state is None:
             raise POSKeyError(oid)
+        self._database.blobs.refuse_load(number, state)
         return state
 
     def prefetch(self, oids: Iterable[bytes]) -> None:

@@ -163,7 +163,7 @@ class Walks:
         cookie: of the object, from an earlier call; or an oid, where a walk is to begin. ValueError if there is no
         object from there on.
         """
-        start, name = u64(cookie[:8]) if cookie else 0, cookie[8:] if cookie else b''
+        start, name = min(u64(cookie[:8]), MAX_TID) if cookie else 0, cookie[8:] if cookie else b''
         walk = self._named(name) if name else self.begin()
         rows = walk.read(lambda session: self._adapter.current_records(session, start, 2))
         if len(rows) < 2:

@@ -394,6 +394,16 @@ class Adapter:
         """Return (oid, md5 written, current tid, current md5, tid it replaced or 0, tid of the revision before)."""
         return session.all(self.sql.undo, (tid,))
 
+    # Blobs: see blobs.py ------------------------------------------------------------------------------------------
+
+    def has_blobs(self, session: Session) -> bool:
+        """Whether the data of any blob is in the database."""
+        return bool(session.all(self.sql.has_blobs))
+
+    def with_blobs(self, session: Session, oids: Iterable[int]) -> list[int]:
+        """Return some of the objects that have data of blobs."""
+        return [oid for oid, in session.all(self.sql.with_blobs, (self.oid_list(oids),))]
+
     # Iterate ------------------------------------------------------------------------------------------------------
 
     def transactions(self, session: Session, start: int, stop: int, size: int) -> list[tuple]:

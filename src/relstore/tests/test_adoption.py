@@ -227,7 +227,9 @@ class OnMySQL(AdoptedMySQL, Suite):
         self.assertGreater(16 * block - 15, oid)
 
 
-cases(globals(), OnMySQL, backends=MYSQL)
-cases(globals(), OnSQLite, backends=(SQLiteHistoryPreserving, SQLiteHistoryFree))
-cases(globals(), OnPostgreSQL, backends=(Psycopg2HistoryPreserving, Psycopg2HistoryFree, Psycopg3HistoryPreserving))
+CASES = [
+    *cases(globals(), OnMySQL, backends=MYSQL),
+    *cases(globals(), OnSQLite, backends=(SQLiteHistoryPreserving, SQLiteHistoryFree)),
+    *cases(globals(), OnPostgreSQL,
+           backends=(Psycopg2HistoryPreserving, Psycopg2HistoryFree, Psycopg3HistoryPreserving))]
 del Suite, OnSQLite, OnPostgreSQL, OnMySQL

@@ -109,6 +109,7 @@ PARAMETERS = {
     'load_at_pooled': lambda s: (s.oid, s.last),
     'load_many_pooled': lambda s: (s.oids, s.last, 1000, s.oid),
     'current_tid': lambda s: (s.oid,),
+    'with_blobs': lambda s: (s.oids,),
     'poll': lambda s: (s.last - 3, 100_001),
     'history': lambda s: (s.oid, 20),
     'undo_log': lambda s: (MAX_TID, 200),

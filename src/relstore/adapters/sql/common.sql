@@ -92,6 +92,15 @@ FROM {object_state} u JOIN {current_object} c ON c.zoid = u.zoid
      JOIN {object_state} s ON s.zoid = c.zoid AND s.tid = c.tid
 WHERE u.tid = ? ORDER BY u.zoid
 
+-- Blobs --------------------------------------------------------------------------------------------------------
+
+-- name: has_blobs
+SELECT zoid FROM {blob_chunk} LIMIT 1
+
+-- Which of these have data?
+-- name: with_blobs
+SELECT b.zoid FROM {oids} o CROSS JOIN {blob_chunk} b WHERE b.zoid = o.zoid LIMIT 1
+
 -- Iteration ----------------------------------------------------------------------------------------------------
 
 -- name: transactions [hp]

@@ -124,6 +124,9 @@ FROM {object_state} u STRAIGHT_JOIN {current_object} c ON c.zoid = u.zoid
      STRAIGHT_JOIN {object_state} s ON s.zoid = c.zoid AND s.tid = c.tid
 WHERE u.tid = ? ORDER BY u.zoid
 
+-- name: with_blobs
+SELECT b.zoid FROM {oids} o STRAIGHT_JOIN {blob_chunk} b ON b.zoid = o.zoid LIMIT 1
+
 -- Committing: one message for vote, one for finish. -------------------------------------------------------------
 
 -- Locks by primary key in READ COMMITTED lock rows and no gaps, so new objects never wait for their neighbours. A

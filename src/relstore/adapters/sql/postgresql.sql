@@ -381,7 +381,7 @@ SELECT reltuples::bigint FROM pg_class WHERE oid = '{object_state}'::regclass
 -- name: zap [hp]
 LOCK TABLE {blob_chunk}, {current_object}, {object_state}, {transaction}, {object_ref}, {object_refs_added}, {pack_object},
     {pack_state}, {pack_state_tid}, {relstore_refs}, {relstore_garbage}, {relstore_pack} IN ACCESS EXCLUSIVE MODE;
-SELECT count(lo_unlink(chunk)) FROM {blob_chunk};
+SELECT count(lo_unlink(c.chunk)) FROM (SELECT DISTINCT chunk FROM {blob_chunk}) c;
 TRUNCATE {blob_chunk}, {current_object}, {object_state}, {transaction}, {object_ref}, {object_refs_added}, {pack_object},
     {pack_state}, {pack_state_tid}, {relstore_refs}, {relstore_garbage}, {relstore_pack};
 UPDATE {relstore_sweep} SET number = number + 1, generation = 0, packed_to = 0;
@@ -393,7 +393,7 @@ ALTER SEQUENCE {zoid_seq} RESTART
 -- name: zap [hf]
 LOCK TABLE {blob_chunk}, {object_state}, {object_ref}, {object_refs_added}, {pack_object},
     {relstore_refs}, {relstore_garbage}, {relstore_pack} IN ACCESS EXCLUSIVE MODE;
-SELECT count(lo_unlink(chunk)) FROM {blob_chunk};
+SELECT count(lo_unlink(c.chunk)) FROM (SELECT DISTINCT chunk FROM {blob_chunk}) c;
 TRUNCATE {blob_chunk}, {object_state}, {object_ref}, {object_refs_added}, {pack_object},
     {relstore_refs}, {relstore_garbage}, {relstore_pack};
 UPDATE {relstore_sweep} SET number = number + 1, generation = 0, packed_to = 0;
