@@ -197,6 +197,7 @@ PARAMETERS_OF_MYSQL = {
     'spare': lambda s: (json.dumps(s.oids), 2),
     'going': lambda s: (json.dumps(s.oids), 2),
     'missing': lambda s: (json.dumps(s.oids),),
+    'with_blobs': lambda s: (json.dumps(s.oids),),
     'revisions': lambda s: (s.oid, s.oid, IMPORT, 100) if s.keep_history else (s.oid, 100),
     'revisions_only': lambda s: PARAMETERS_OF_MYSQL['revisions'](s),
     'changes': lambda s: (s.last - 3, s.last - 3, s.oid, 100),
