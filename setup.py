@@ -31,6 +31,7 @@ EXTRAS['test'] = [
     *EXTRAS['memcached'],
     # Its makers publish wheels for these alone; elsewhere it is there or not.
     'pylibmc >= 1.6 ; python_version < "3.12" and sys_platform == "linux" and platform_machine == "x86_64"',
+    'ZEO >= 6',
     'zc.zlibstorage >= 1.2',
     'zc.zodbdgc >= 1.1',
     *EXTRAS['cli'],

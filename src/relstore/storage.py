@@ -80,7 +80,9 @@ class RelStore(UndoLogCompatible):
         self._txn: Transaction | None = None
         self._walks = Walks(self._adapter)
         self._wrapper = None                    # a storage around this one, see registerDB
-        self._lock = threading.RLock()          # not ours: a DemoStorage uses that of its changes
+        # Held while a commit is there and not yet told; see lastTransaction.
+        self._finish_lock = threading.RLock()
+        self._over_base = False                 # are these the changes of a DemoStorage? See _lock.
         self._commit_lock = threading.Lock()    # held from tpc_begin to tpc_finish or tpc_abort
         if self._adapter.keep_history:
             alsoProvides(self, IStorageUndoable)
@@ -376,7 +378,9 @@ class RelStore(UndoLogCompatible):
         """Return the tid of this view's state; without a view, of the newest transaction."""
         if self._at is not None:
             return p64(self._at)
-        return p64(self._pool.attempt(self._adapter.last_tid))
+        # Who asks may have a cache, and learn of a commit of this process by the `func` of tpc_finish: not after this.
+        with self._finish_lock:
+            return p64(self._pool.attempt(self._adapter.last_tid))
 
     # Committing: IStorage, IMultiCommitStorage, ReadVerifyingStorage, IExternalGC, IStorageRestoreable ----------------
 
@@ -398,7 +402,10 @@ class RelStore(UndoLogCompatible):
             raise
 
     def store(self, oid: bytes, serial: bytes | None, data: bytes, version: str, transaction) -> None:
-        self._current(transaction).store(u64(oid), u64(serial) if serial else 0, data)
+        txn, base = self._current(transaction), u64(serial) if serial else 0
+        if base and self._over_base and self._pool.attempt(lambda s: self._adapter.current_tid(s, u64(oid))) is None:
+            base = 0        # of an object in the base, to which the DemoStorage has compared it
+        txn.store(u64(oid), base, data)
 
     def restore(self, oid: bytes, serial: bytes, data: bytes | None, version: str, prev_txn: bytes | None,
                 transaction) -> None:
@@ -422,11 +429,12 @@ class RelStore(UndoLogCompatible):
         txn = self._current(transaction, VOTED)
         self._share()       # while there is a view
         try:
-            tid = txn.finish()
-            # Other commits may lie between the view and this one: the view is no more.
-            self._at, self._own = None, tid
-            func(p64(tid))
-            return p64(tid)
+            with self._finish_lock:
+                tid = txn.finish()
+                # Other commits may lie between the view and this one: the view is no more.
+                self._at, self._own = None, tid
+                func(p64(tid))
+                return p64(tid)
         finally:
             self._end(txn)
 
@@ -455,6 +463,12 @@ class RelStore(UndoLogCompatible):
         """Return the transaction that is being committed, or None. A server of ZEO asks."""
         txn = self._txn         # another thread may end it
         return None if txn is None else txn.metadata
+
+    @property
+    def _lock(self) -> threading.RLock:
+        """A DemoStorage takes the lock of its changes: that is how it is known that objects may be in its base."""
+        self._over_base = True
+        return self._finish_lock
 
     def _check_writable(self) -> None:
         if self._database.options.read_only:
