@@ -70,8 +70,8 @@ class PostgreSQL(Adapter):
     site_locks = {
         'refs': Lock('object_state', 'ACCESS EXCLUSIVE', 'everybody', True),
         'blob_chunk': Lock('object_state', 'SHARE ROW EXCLUSIVE', 'those who write', False),
-        # Where there is a trigger of an earlier relstore: it is replaced.
-        'relstore_unlink_chunk_2': Lock('blob_chunk', 'ACCESS EXCLUSIVE', 'those who read or write blobs', True),
+        'relstore_unlink_chunk_2': Lock('blob_chunk', 'ACCESS EXCLUSIVE, where an older relstore made the trigger',
+                                        'those who use blobs', False),
         'blob_chunk_delete': Lock('blob_chunk', 'SHARE ROW EXCLUSIVE', 'those who write blobs', False)}
 
     def __init__(self, dsn: str, driver: str = 'auto', schema: str | None = None,
