@@ -4,12 +4,9 @@ Between begin and vote nothing is sent to the database: stores gather in a spool
 writes. Undo, restore and deletion are stores like any other.
 """
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from itertools import islice
 
 from ZODB.ConflictResolution import ConflictResolvingStorage
 from ZODB.POSException import ConflictError, MultipleUndoErrors, ReadConflictError, UndoError
@@ -27,14 +24,12 @@ from relstore.errors import (
     StorageError,
     Unavailable,
 )
-from relstore.references import might_refer, references, unpack
+from relstore.links import Links
 from relstore.session import Session
 from relstore.spool import Spool
 
 # Seconds to go on asking for the outcome of a commit, while no server can be reached.
 OUTCOME_PATIENCE = 60.0
-# Links that are looked up at a time: in any database's smallest message is room for three times as many.
-LOOKED_UP = 10_000
 # How far a transaction is, and what that means for whoever wants to go on otherwise.
 OPEN = 'it has not voted: tpc_vote comes before tpc_finish'
 FAILED = 'its vote has failed, and nothing but tpc_abort can follow'
@@ -49,12 +44,13 @@ class Transaction:
     metadata: the object that tpc_begin was given.
     generation: of the view that it read, or -1.
     began: the generation in which the connection began, whose objects may be as old as that.
+    refused: see Links.
     tid: given when the transaction is a copy of one that has a tid already.
     packed: whether that one was packed: then it cannot be undone.
     """
 
-    def __init__(self, database: Database, metadata, generation: int, began: int, tid: int | None = None,
-                 packed: bool = False):
+    def __init__(self, database: Database, metadata, generation: int, began: int, refused: set[int],
+                 tid: int | None = None, packed: bool = False):
         self._database, self._adapter = database, database.adapter
         if tid is not None and tid > LARGEST:
             raise StorageError(f'A transaction with the tid {tid:#x} cannot be added: the largest is {LARGEST:#x}, for '
@@ -62,7 +58,7 @@ class Transaction:
         self.metadata = metadata
         self.phase = OPEN
         self._epoch, self._sweeps = database.epoch_of(generation), database.sweeps_of(began)
-        self._tid, self._packed = tid, packed
+        self._refused, self._tid, self._packed = refused, tid, packed
         self._record: Metadata | None = None
         self._spool = Spool(database.untransform, digest=self._adapter.keep_history)
         self._reads: dict[int, int] = {}
@@ -250,50 +246,13 @@ class Transaction:
                                f'database has {verdict.last_tid:#x}.')
 
     def _look_at_links(self, verdict: Verdict) -> None:
-        """See that nothing refers to what a pack removes, or has removed since the connection began; see pack.py.
+        """See that nothing refers to what a pack removes, or has removed since the connection began; see links.py.
 
         What is copied with its tid may refer to what comes later.
         """
         swept = self._database.swept(self._sweeps, verdict.sweeps) if self._tid is None else []
-        if not verdict.sweeping and swept == []:
-            return
-        linked = {oid for _, refs in self._references() for oid in refs}
-        changed = {row.oid for row in self._spool}
-        if verdict.sweeping:
-            self._refuse_links(linked | changed, partial(self._adapter.going, self._session, verdict.sweeping))
-        if swept is None:
-            self._refuse_links(linked - changed, partial(self._adapter.missing, self._session))
-        else:
-            self._refuse_links(linked, lambda oids: [oid for oid in oids if any(_is_in(some, oid) for some in swept)])
-
-    def _refuse_links(self, oids: set[int], gone: Callable[[set[int]], list[int]]) -> None:
-        """Raise a ConflictError if one of these objects is gone. gone: returns some of those that are."""
-        left = iter(oids)
-        while some := set(islice(left, LOOKED_UP)):
-            while found := gone(some):
-                for oid in found:
-                    if oid in self._spool or self._is_new_link(oid):
-                        self._database.conflicts.conflict(oid, '', resolved=False)
-                        raise ConflictError(f'The object {oid:#x}, which this transaction changes or refers to, was '
-                                            'not referred to by anything, and is removed by a pack', oid=p64(oid))
-                some.difference_update(found)
-
-    def _references(self) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield (oid, what it is to refer to) of all that changes."""
-        for batch in self._batches():
-            for row, state in batch:
-                yield row.oid, unpack(might_refer(self._database.plain(state)) if row.refs is None else row.refs)
-
-    def _is_new_link(self, target: int) -> bool:
-        """Whether something did not refer to this before. What did leads nowhere anyway: its object was deleted."""
-        for oid, refs in self._references():
-            if target in refs:
-                state, _ = self._adapter.load_now(self._session, oid) or (None, 0)
-                record = self._database.plain(state)
-                before = references(record)
-                if target not in unpack(might_refer(record) if before is None else before):
-                    return True
-        return False
+        if verdict.sweeping or swept != []:
+            Links(self._database, self._session, self._spool, self._refused).look(verdict.sweeping, swept)
 
     def _resolve_conflicts(self, conflicts: list[tuple[int, int, bytes | None]]) -> list[int]:
         resolved = []
@@ -427,11 +386,6 @@ class Transaction:
         session, self._session = self._session, None
         if session is not None:
             self._database.pool.give_back(session)
-
-
-def _is_in(oids: Sequence[int], oid: int) -> bool:
-    place = bisect_left(oids, oid)
-    return place < len(oids) and oids[place] == oid
 
 
 def _bytes(text: bytes | str) -> bytes:

@@ -39,6 +39,12 @@ class Deadlock(ConflictError):
     """The database ended this transaction, because it and another waited for each other."""
 
 
+def changed_garbage(database: object) -> Unavailable:
+    """Return the error of a pack that would let garbage stay, though what that refers to may be gone."""
+    return Unavailable(f'Objects of {database} that were garbage were changed lately, and may refer to what an '
+                       'interrupted pack has removed; nothing was removed. Commit something else, and try again.')
+
+
 class OutcomeUnknown(StorageError):
     """The commit was sent, and no server could be reached to ask whether it happened.
 

@@ -10,6 +10,8 @@ that, in short steps. What could interleave, and why nothing that is reachable i
 * A transaction votes later. It sees that a sweep is under way and looks whether it links, or changes, what is on the
   list; if so it is a conflict. Whatever is on the list stays there until the sweep has ended, removed or not: what is
   still there may refer to what is not.
+* In the place of the list of a sweep that was interrupted somebody puts another one, of a copy of the database. Then
+  nothing tells what has gone, so vote lets nobody link what is there, until a pack to the present has looked afresh.
 * A transaction began before the sweep ended, and votes afterwards; or its connection did, whose application may hold
   what nothing refers to. A number counts the sweeps; where it was smaller when the connection began, vote looks whether
   what is linked is there (commit.py). Every poll tells it, too, and then what was cached is dropped (database.py).
@@ -66,7 +68,7 @@ class Packer:
             if holder is not None:
                 raise Unavailable(f'{self._adapter} is being packed by {holder}.')
             self._remember(session)
-            unfinished = self._unfinished(session, afresh=self._gc and not (prepack_only or skip_prepack))
+            unfinished = self._unfinished(session, afresh=self._gc and present and not (prepack_only or skip_prepack))
             if unfinished is not None:
                 self._end_interrupted(session, unfinished, prepack_only)
             if skip_prepack:
@@ -76,14 +78,14 @@ class Packer:
                     self._sweep(session, pack)
                 return self.report
             self._refuse_what_relstorage_may_harm(session, present)
-            preparation = self._preparation()
+            preparation = self._preparation(lost=self._before[1][1] != 0)
             pack = preparation.write_down(session, pack_time, present)
             if not prepack_only:
                 self._sweep(session, pack, preparation.doomed)
         return self.report
 
-    def _preparation(self) -> Preparation:
-        return Preparation(self._database, self.report, self._progress)
+    def _preparation(self, lost: bool = False) -> Preparation:
+        return Preparation(self._database, self.report, self._progress, lost)
 
     def _sweep(self, session: Session, pack: Pack, doomed: Doomed | None = None) -> None:
         Sweep(self._database, session, pack, self._before, doomed, self.report, self._progress).run()
@@ -115,7 +117,7 @@ class Packer:
         """Return the pack whose sweep was interrupted, or None.
 
         Where a list of a copy of the database has taken the place of its own, only a pack that looks for all garbage
-        afresh can find what it has left.
+        afresh, and lets none of it stay, can find what it has left.
         """
         _, generation = self._adapter.sweep_state(session)
         if not generation:
@@ -127,8 +129,8 @@ class Packer:
         if not afresh:
             raise ConfigurationError(
                 f'A pack of {self._adapter} was interrupted while it removed what it had found, and another list has '
-                'taken the place of its own. Let one with pack-gc true, and without pack-prepack-only and '
-                'pack-skip-prepack, come to its end first.')
+                'taken the place of its own. Let one to the present (--days 0) with pack-gc true, and without '
+                'pack-prepack-only and pack-skip-prepack, come to its end first.')
         log.warning('A pack was interrupted, and its list is gone; looking for garbage afresh.')
         return None
 

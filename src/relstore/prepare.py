@@ -17,7 +17,7 @@ from ZODB.utils import u64
 from relstore.adapters.base import MAX_TID, PREPARED, PREPARED_NOW, Pack
 from relstore.database import Database
 from relstore.doomed import LATER, OBJECT, OLDER, ROWS, SPARED, Doomed, pages
-from relstore.errors import ConfigurationError
+from relstore.errors import ConfigurationError, changed_garbage
 from relstore.graph import Graph
 from relstore.report import Progress, Report
 from relstore.revisions import Revisions
@@ -35,11 +35,14 @@ class Preparation:
     """One look for what may go.
 
     report: of what is found; its `gc` says whether to look for garbage.
+    lost: nobody knows what an interrupted sweep has removed. Then garbage that was changed since may refer to that, so
+    it may not stay: it could be linked.
     """
 
-    def __init__(self, database: Database, report: Report, progress: Progress):
+    def __init__(self, database: Database, report: Report, progress: Progress, lost: bool = False):
         self._adapter, self._report, self._progress = database.adapter, report, progress
         self._revisions = Revisions(database, report, progress)
+        self._lost = lost
         self.doomed: Doomed | None = None       # as it was written down
 
     def list(self, pack_time: float | None, present: bool) -> None:
@@ -104,7 +107,10 @@ class Preparation:
         if self._adapter.keep_history:
             graph.reach(graph.changed_after(pack_tid))
         else:
-            graph.reach(graph.changed_after(self._report.marked_tid - 1))
+            newest = array('q', graph.changed_after(self._report.marked_tid - 1))
+            if self._lost and not all(graph.marks[place] for place in newest):
+                raise changed_garbage(self._adapter)
+            graph.reach(newest)
 
     def _refuse_wrapped(self) -> None:
         """What only unknown records refer to would be garbage: where they are encrypted, that is nearly everything."""

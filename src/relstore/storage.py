@@ -67,6 +67,7 @@ class RelStore(UndoLogCompatible):
         self._began = self._cache.generation    # and when this was made
         self._standing = Standing()             # where the view may be, for those who keep what it sees
         self._cache.add_view(self._standing)
+        self._refused: set[int] = set()         # see Links
         self._last: tuple = (None, -1)          # the view as of the last poll_invalidations, and its generation
         self._own: int | None = None            # tid of its commit since then
         self._poll_may_fail = True              # may the next poll_invalidations raise?
@@ -396,7 +397,7 @@ class RelStore(UndoLogCompatible):
         try:
             self._end_snapshot()    # an instance holds one session at most: oids and the vote will need one
             self._txn = Transaction(self._database, transaction, self._generation, self._began,
-                                    None if tid is None else u64(tid), packed=status == 'p')
+                                    self._refused, None if tid is None else u64(tid), packed=status == 'p')
         except BaseException:
             self._commit_lock.release()
             raise

@@ -4,10 +4,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from relstore.adapters.base import MAX_TID, Pack
+from relstore.adapters.base import MAX_TID, SWEEPING, Pack
 from relstore.database import Database
 from relstore.doomed import Doomed, pages
-from relstore.errors import Deadlock, LockTimeout, Unavailable
+from relstore.errors import Deadlock, LockTimeout, Unavailable, changed_garbage
 from relstore.references import unpack
 from relstore.report import Progress, Report
 from relstore.revisions import Revisions
@@ -82,6 +82,7 @@ class Sweep:
                     session.run('COMMIT')       # what was taken off the list is not looked at again
                     continue
                 self._refuse_another_database()
+                self._refuse_what_was_changed()
                 self._adapter.start_sweep(session, self._pack)
                 session.run('COMMIT')
                 return
@@ -104,6 +105,15 @@ class Sweep:
         if self._adapter.sweep_state(self._session) != sweeps:
             raise Unavailable(f'{self._adapter} was packed by somebody else meanwhile, on another node of a cluster '
                               'perhaps; nothing was removed.')
+
+    def _refuse_what_was_changed(self) -> None:
+        """Where an earlier sweep has lost its list, garbage that was changed may not stay: see `Preparation`.
+
+        Nobody can have linked it: see Links.
+        """
+        _, (_, lost) = self._before
+        if lost and self._pack.progress != SWEEPING and self._doomed.spared:
+            raise changed_garbage(self._adapter)
 
     def _catch_up(self, size: int) -> bool:
         """Go a step further in taking off the list what was changed or linked since. Return whether there may be more.

@@ -484,6 +484,10 @@ class Adapter:
         """Return the revisions of objects of the list as they were marked, as far as they are still there."""
         return session.all(self.sql.garbage_revisions, (self.oid_list(oids), generation))
 
+    def current_revisions(self, session: Session, oids: Sequence[int]) -> list[tuple]:
+        """Return the current revisions of those of these objects that exist."""
+        return session.all(self.sql.current_revisions, (self.oid_list(oids),))
+
     def save_references(self, session: Session, rows: Sequence[tuple[int, int, bytes]]) -> None:
         """Keep what was found out: (oid, tid, references)."""
         session.many(self.sql.save_references, rows)
@@ -511,10 +515,16 @@ class Adapter:
         session.run(self.sql.pack_prepared, (progress, objects, generation))
 
     def start_sweep(self, session: Session, pack: Pack) -> None:
-        """Within the transaction of lock_votes: let every vote from now on see that this is being swept."""
+        """Within the transaction of lock_votes: let every vote from now on see that this is being swept.
+
+        Unavailable if its list is there no more, because one of a copy of the database has taken its place.
+        """
         if pack.progress != SWEEPING:
             session.run(self.sql.forget_sweep)
         session.run(self.sql.start_sweep, (pack.generation, pack.pack_tid, pack.pack_tid))
+        if session.one(self.sql.has_list, (pack.generation, pack.token)) is None:
+            raise Unavailable(f'Another list has taken the place of the one that this pack of {self} has written down; '
+                              'nothing was removed.')
         session.run(self.sql.pack_sweeping, (pack.generation,))
         session.run(self.sql.set_meta, ('sweeping', pack.token))
 
@@ -592,8 +602,14 @@ class Adapter:
         return count > 0
 
     def going(self, session: Session, generation: int, oids: Iterable[int]) -> list[int]:
-        """Return some of the objects that the sweep of a generation removes, or has removed."""
-        return [oid for oid, in session.all(self.sql.going, (self.oid_list(oids), generation))]
+        """Return some of the objects that the sweep of a generation removes, or has removed.
+
+        LookupError if nobody knows, because the list that is there is not the one of that sweep.
+        """
+        going = [oid for oid, in session.all(self.sql.going, (self.oid_list(oids), generation, generation))]
+        if -1 in going:
+            raise LookupError(generation)
+        return going
 
     def missing(self, session: Session, oids: Iterable[int]) -> list[int]:
         """Return some of the objects that are not there."""

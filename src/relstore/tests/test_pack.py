@@ -32,13 +32,21 @@ import transaction
 import ZODB
 from persistent.mapping import PersistentMapping
 from persistent.TimeStamp import TimeStamp
+from transaction.interfaces import TransientError
 from ZODB.Connection import TransactionMetaData
-from ZODB.POSException import ConflictError, POSKeyError, ReadConflictError, ReadOnlyError, UndoError
+from ZODB.POSException import (
+    ConflictError,
+    POSKeyError,
+    ReadConflictError,
+    ReadOnlyError,
+    StorageError,
+    UndoError,
+)
 from ZODB.tests import PackableStorage
 from ZODB.utils import p64, u64, z64
 
 import relstore
-from relstore import commit, doomed, pack, sweep
+from relstore import doomed, links, pack, sweep
 from relstore.adapters.base import Adapter
 from relstore.errors import ConfigurationError, Disconnected, LockTimeout, OutcomeUnknown, Unavailable
 from relstore.references import references
@@ -113,7 +121,7 @@ def timestamp(tid: bytes) -> float:
     return TimeStamp(tid).timeTime()
 
 
-def links(state: bytes) -> list[bytes]:
+def linked(state: bytes) -> list[bytes]:
     refs = references(state)
     return [refs[n:n + 8] for n in range(0, len(refs), 8)]
 
@@ -168,7 +176,7 @@ def reachable(storage: relstore.RelStore, start: Iterable[bytes] = (z64,)) -> se
     try:
         seen, waiting = set(start), list(start)
         while waiting:
-            new = set(links(client.load(waiting.pop()))) - seen
+            new = set(linked(client.load(waiting.pop()))) - seen
             seen |= new
             waiting += new
         return seen
@@ -728,13 +736,14 @@ class Memory(Suite):
             refused(client)
 
         def refused(client):
-            for together in commit.LOOKED_UP, 30:
-                with patch.object(commit, 'LOOKED_UP', together), self.assertRaises(ConflictError):
+            for together in links.LOOKED_UP, 30:
+                client.view._refused.clear()
+                with patch.object(links, 'LOOKED_UP', together), self.assertRaises(ConflictError):
                     client.begin().link(cluster.holder, *many, cluster.two)
 
         with calls(self.packing, link, ['sweep']):
             self.pack()
-        with patch.object(commit, 'LOOKED_UP', 30):
+        with patch.object(links, 'LOOKED_UP', 30):
             old.begin().link(cluster.holder, *many, note='as ever')
         refused(old)
 
@@ -788,6 +797,66 @@ class Memory(Suite):
         old.begin().link(cluster.holder, cluster.one, note='and then')
         with self.assertRaises(ConflictError):
             old.begin().link(z64, cluster.holder, cluster.one)
+
+    def sweeps_that_nobody_is_told_of(self) -> None:
+        """Two, so that processes do not know what they have removed."""
+        with closing(self.open_storage()) as another:
+            for _ in range(2):
+                another.pack(None)
+
+    def test_reference_that_leads_nowhere_moves(self):
+        """From one object to another, as where a bucket splits: it did so before, and no retry could mend it."""
+        [cluster] = self.clusters(1)
+        client, new, missing = self.client(), self.site.new_oid(), self.site.new_oid()
+        client.link(cluster.holder, missing)
+        client.begin()
+        self.sweeps_that_nobody_is_told_of()
+        client.begin().finish(client.vote((cluster.holder, record(new)), (new, record(missing))))
+        self.assertEqual(linked(client.begin().load(new)), [missing])
+        with self.assertRaises(ConflictError):      # it is looked at
+            client.link(cluster.holder, missing)
+
+    def test_new_link_to_what_is_missing(self):
+        """A younger view usually has none. Where it has, to try again is of no use, and it is said what is wrong."""
+        [cluster] = self.clusters(1)
+        client, missing, other = self.client(), self.site.new_oid(), self.site.new_oid()
+        self.sweeps_that_nobody_is_told_of()
+        for oid in missing, other:
+            with self.assertRaisesRegex(ConflictError, 'is not there: a pack has removed it, or it was missing'):
+                client.begin().link(cluster.holder, oid)
+            for _ in range(2):
+                with self.assertRaisesRegex(StorageError, 'is not there: a pack') as caught:
+                    client.begin().link(cluster.holder, oid)
+                self.assertNotIsInstance(caught.exception, TransientError)
+        with patch.object(links, 'REMEMBERED', 1), self.assertRaises(ConflictError):
+            client.begin().link(cluster.holder, self.site.new_oid())
+        self.assertEqual(len(client.view._refused), 1)
+
+    def test_many_references_that_lead_nowhere(self):
+        """They are looked up together, and each record is read once, however many there are."""
+        cluster, other = self.clusters(2)
+        client, new, another = self.client(), self.site.new_oid(), self.site.new_oid()
+        many = [self.site.new_oid() for _ in range(3000)]
+        client.link(cluster.holder, *many)
+        client.begin()
+        self.sweeps_that_nobody_is_told_of()
+        counts = []
+        for changes in ([(other.holder, record(another)), (another, record())],
+                        [(cluster.holder, record(new, *many[::2])), (new, record(*many[1::2]))]):
+            sent, do = [], Session._do
+
+            def send(session, act, *arguments, sent=sent, do=do):
+                sent.append(arguments)
+                return do(session, act, *arguments)
+
+            client.begin()
+            with patch.object(Session, '_do', send):
+                began = time.monotonic()
+                client.finish(client.vote(*changes))
+                seconds = time.monotonic() - began
+            counts.append(len(sent))
+        self.assertLessEqual(counts[1] - counts[0], 3)
+        self.assertLess(seconds, 5)
 
 
 class Readers(Suite):
@@ -1834,10 +1903,17 @@ class Copied(Suite):
 
     def bring_back(self) -> None:
         """As the documentation says."""
-        if not isinstance(self, SQLiteBackend):
+        if isinstance(self, SQLiteBackend):
+            self.replace()
+        else:
             blocks = re.findall('(?m)(?:^ {4}.*\n)+', README.read_text())
             [commands] = [block for block in blocks if 'relstore_garbage' in block and self.program in block]
             self.in_shell(commands)
+
+    def replace(self) -> None:
+        """Bring it back by other means than the documentation's, which look at nothing."""
+        if not isinstance(self, SQLiteBackend):
+            self.in_shell(self.replacing)
             return
         with closing(sqlite3.connect(self._directory / 'main' / 'main.sqlite3')) as connection:
             connection.execute('ATTACH ? AS copy', (str(self._directory / 'copy' / 'main.sqlite3'),))
@@ -1956,7 +2032,7 @@ class Copied(Suite):
         with before(self.packing, 'sweep', self.interrupt), self.assertRaises(KeyboardInterrupt):
             self.pack()
         copy.pack(None, prepack_only=True)
-        self.bring_back()
+        self.replace()
         for options in {'skip_prepack': True}, {'prepack_only': True}:
             with self.subTest(options), self.assertRaisesRegex(ConfigurationError, 'another list'):
                 self.pack(**options)
@@ -1967,6 +2043,84 @@ class Copied(Suite):
         self.assertLessEqual({cluster.one, cluster.two}, self.ends())
         self.assertEqual(self.pack(dry_run=True).objects, 0)
 
+    def test_links_while_nobody_knows_what_is_going(self):
+        """The list of a sweep that was interrupted is gone, and told votes which objects may not be linked."""
+        first, second = self.clusters(2)
+        copy, client, other = self.copy(), self.client(), self.client()
+        client.link(first.holder, note='newer')
+        with patch.multiple(sweep, SMALLEST_STEP=1, FIRST_STEP=1, LARGEST_STEP=1), \
+                calls(self.packing, lambda *_: self.exists(first.one) or self.interrupt(), ['sweep']), \
+                self.assertRaises(KeyboardInterrupt):
+            self.pack()
+        copy.pack(None, prepack_only=True)
+        self.replace()
+        new = self.site.new_oid()
+        for target in first.two, second.one, second.holder:
+            for _ in range(2):      # no retry mends it
+                with self.assertRaisesRegex(ConfigurationError, 'run a pack to the present with pack-gc true'):
+                    client.begin().link(first.holder, target)
+        client.begin().link(z64, first.holder, second.holder, note='links that are there already')
+        client.begin().finish(client.vote((first.holder, record(new)), (new, record(new))))
+        with self.assertRaises(ConfigurationError):     # moved: what has it may be garbage
+            client.begin().vote((first.holder, record()), (z64, record(first.holder, second.holder, new)))
+        with self.assertRaisesRegex(ConfigurationError, r'to the present \(--days 0\)'):
+            self.pack(pack_time=time.time() - 1000)
+        other.begin().link(second.one, second.two, note='garbage is changed')
+        if not self.keep_history:       # where the newest transaction stays, whatever it has changed
+            with self.assertRaisesRegex(Unavailable, 'were changed lately'):
+                self.pack()
+        other.begin().link(second.holder, note='the newest')
+
+        def change():
+            other.begin().link(second.one, second.two, note='after it was marked')
+            other.begin().link(second.holder, note='the newest')
+
+        with before(self.packing, 'lock_votes', change), self.assertRaisesRegex(Unavailable, 'were changed lately'):
+            self.pack()
+        self.pack()
+        self.assertFalse(any(map(self.exists, (first.one, first.two, second.one, second.two))))
+        client.begin().link(first.holder, new, second.holder)
+        self.ends()
+
+    def test_documentation_refuses_to_replace_the_list_of_an_interrupted_sweep(self):
+        """Its commands change nothing then, nor where the copy cannot be read."""
+        if isinstance(self, SQLiteBackend):
+            self.skipTest('there are no commands for it')
+        [cluster] = self.clusters(1)
+        copy = self.copy()
+        copy.pack(None, prepack_only=True)
+        with before(self.packing, 'sweep', self.interrupt), self.assertRaises(KeyboardInterrupt):
+            self.pack()
+        rows = self.lists()
+        self.assertTrue(all(rows))
+        with self.assertRaises(subprocess.CalledProcessError):
+            self.bring_back()
+        self.assertEqual(self.lists(), rows)
+        with self.assertRaises(ConflictError):
+            self.client().link(cluster.holder, cluster.one)
+        self.pack()
+        rows = self.lists()
+        copy._pool.attempt(lambda session: session.run('ALTER TABLE relstore_pack RENAME TO elsewhere'))
+        with suppress(subprocess.CalledProcessError):
+            self.bring_back()
+        self.assertEqual(self.lists(), rows)
+
+    def lists(self) -> list[list[tuple]]:
+        return [self.site._pool.attempt(lambda session, name=name: session.all(f'SELECT * FROM {name} ORDER BY 1, 2'))
+                for name in ('relstore_garbage', 'relstore_pack')]
+
+    def test_list_is_replaced_just_before_the_sweep(self):
+        """A sweep whose list is not there would remove something else."""
+        [cluster] = self.clusters(1)
+        copy = self.copy()
+        copy.pack(None, prepack_only=True)
+        with before(self.packing, 'lock_votes', self.replace), \
+                self.assertRaisesRegex(Unavailable, 'Another list has taken the place'):
+            self.pack()
+        self.assertTrue(self.exists(cluster.one))
+        self.pack()
+        self.assertFalse(self.exists(cluster.one))
+
     def test_original_was_interrupted_and_its_list_is_gone(self):
         """Nobody knows what it has removed. Who may hold that has all looked up that it links."""
         [cluster] = self.clusters(1)
@@ -1975,7 +2129,7 @@ class Copied(Suite):
             self.pack()
         self.assertFalse(self.exists(cluster.one))
         copy.pack(None, prepack_only=True)
-        self.bring_back()
+        self.replace()
         self.pack()
         client.begin()
         with self.assertRaises(ConflictError):
@@ -2128,8 +2282,9 @@ def transaction_of(view: relstore.RelStore, tid: bytes | None = None) -> Iterato
 class DurableBackend(Backend):
     """On a server of our own, that may be killed, with its programs."""
     require: Callable[[TestCase], None]
-    # What copies the database ORIGINAL into the empty one COPY, and what is in the documentation's commands.
-    copying = program = ''
+    # What copies the database ORIGINAL into the empty one COPY, and the list of that into this; and what is in the
+    # documentation's commands.
+    copying = replacing = program = ''
 
     def setUp(self):
         type(self).require(self)
@@ -2148,6 +2303,8 @@ class DurableBackend(Backend):
 class DurablePostgreSQLHistoryPreserving(DurableBackend):
     layer, require = DurableLayer, staticmethod(require_postgresql)
     copying, program = 'pg_dump --format=custom "$ORIGINAL" | pg_restore --dbname="$COPY"', 'pg_dump'
+    replacing = ('(echo "TRUNCATE relstore_garbage, relstore_pack;"; pg_dump --data-only --table=relstore_garbage '
+                 '--table=relstore_pack "$COPY") | psql --quiet --set=ON_ERROR_STOP=1 "$ORIGINAL"')
 
     def adapter(self, name='main'):
         return relstore.PostgreSQL(self.arguments(name))
@@ -2163,6 +2320,8 @@ class DurablePostgreSQLHistoryFree(DurablePostgreSQLHistoryPreserving):
 class DurableMariaDBHistoryPreserving(DurableBackend):
     layer, require = DurableMariaDBLayer, staticmethod(require_mariadb)
     copying, program = 'mariadb-dump --single-transaction $ORIGINAL | mariadb $COPY', 'mariadb-dump'
+    replacing = ('(echo "DELETE FROM relstore_pack; DELETE FROM relstore_garbage;"; mariadb-dump --no-create-info '
+                 '$COPY relstore_garbage relstore_pack) | mariadb $ORIGINAL')
 
     def adapter(self, name='main'):
         return relstore.MySQL(**self.arguments(name), driver='pymysql')

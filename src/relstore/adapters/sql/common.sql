@@ -191,6 +191,21 @@ FROM {oids} o CROSS JOIN {relstore_garbage} g CROSS JOIN {object_state} s
      LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
 WHERE g.generation = ? AND g.zoid = o.zoid AND s.zoid = g.zoid AND s.tid = g.tid
 
+-- The same of what is current.
+-- name: current_revisions [hp]
+SELECT s.zoid, s.tid, coalesce(s.refs, r.refs),
+       CASE WHEN s.refs IS NULL AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END, s.state IS NULL
+FROM {oids} o CROSS JOIN {current_object} c CROSS JOIN {object_state} s
+     LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
+WHERE c.zoid = o.zoid AND s.zoid = c.zoid AND s.tid = c.tid
+
+-- name: current_revisions [hf]
+SELECT s.zoid, s.tid, coalesce(CASE WHEN s.refs_tid = s.tid THEN s.refs END, r.refs),
+       CASE WHEN (s.refs IS NULL OR s.refs_tid <> s.tid) AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END,
+       s.state IS NULL
+FROM {oids} o CROSS JOIN {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
+WHERE s.zoid = o.zoid
+
 -- name: save_references [hp]
 INSERT INTO {relstore_refs} (zoid, tid, refs) VALUES (?, ?, ?) ON CONFLICT (zoid, tid) DO NOTHING
 
@@ -239,6 +254,9 @@ SELECT number, generation FROM {relstore_sweep}
 -- name: start_sweep
 UPDATE {relstore_sweep} SET generation = ?, packed_to = CASE WHEN packed_to < ? THEN ? ELSE packed_to END
 
+-- name: has_list
+SELECT 1 FROM {relstore_pack} WHERE generation = ? AND token = ?
+
 -- name: pack_sweeping
 UPDATE {relstore_pack} SET progress = 'sweeping' WHERE generation = ?
 
@@ -257,10 +275,14 @@ UPDATE {relstore_pack} SET number = 0 WHERE number > 0
 UPDATE {relstore_pack} SET progress = 'swept', number = (SELECT number FROM {relstore_sweep}),
     objects = (SELECT count(*) FROM {relstore_garbage} g WHERE g.generation = ? AND g.goes = 2) WHERE generation = ?
 
--- Which of these are going, or have gone, in the sweep that is under way?
+-- Which of these are going, or have gone, in the sweep that is under way? And -1, if the list of its generation is not its
+-- own: one of a copy of the database may have taken its place.
 -- name: going
-SELECT g.zoid FROM {oids} o CROSS JOIN {relstore_garbage} g
-WHERE g.generation = ? AND g.zoid = o.zoid AND g.goes = 2 LIMIT 100
+SELECT zoid FROM (SELECT g.zoid FROM {oids} o CROSS JOIN {relstore_garbage} g
+                  WHERE g.generation = ? AND g.zoid = o.zoid AND g.goes = 2 LIMIT 100) g
+UNION ALL SELECT -1 FROM {relstore_sweep} WHERE NOT EXISTS (
+    SELECT 1 FROM {relstore_pack} p CROSS JOIN {relstore_meta} m
+    WHERE p.generation = ? AND m.name = 'sweeping' AND m.value = p.token)
 
 -- Which of these are not there?
 -- name: missing [hp]

@@ -186,6 +186,19 @@ FROM {oids} o CROSS JOIN LATERAL
      (SELECT tid FROM {relstore_garbage} WHERE generation = ? AND zoid = o.zoid LIMIT 1) g CROSS JOIN LATERAL
      (SELECT * FROM {object_state} WHERE zoid = o.zoid AND tid = g.tid LIMIT 1) s
 
+-- name: current_revisions [hp]
+SELECT s.zoid, s.tid, coalesce(s.refs, (SELECT r.refs FROM {relstore_refs} r WHERE r.zoid = s.zoid AND r.tid = s.tid)),
+       CASE WHEN s.refs IS NULL AND s.state_size <= 20000 THEN s.state END, s.state IS NULL
+FROM {oids} o CROSS JOIN LATERAL
+     (SELECT tid FROM {current_object} WHERE zoid = o.zoid LIMIT 1) c CROSS JOIN LATERAL
+     (SELECT * FROM {object_state} WHERE zoid = o.zoid AND tid = c.tid LIMIT 1) s
+
+-- name: current_revisions [hf]
+SELECT s.zoid, s.tid, coalesce(CASE WHEN s.refs_tid = s.tid THEN s.refs END,
+                               (SELECT r.refs FROM {relstore_refs} r WHERE r.zoid = s.zoid AND r.tid = s.tid)),
+       CASE WHEN (s.refs IS NULL OR s.refs_tid <> s.tid) AND s.state_size <= 20000 THEN s.state END, s.state IS NULL
+FROM {oids} o CROSS JOIN LATERAL (SELECT * FROM {object_state} WHERE zoid = o.zoid LIMIT 1) s
+
 -- name: save_references [hp]
 INSERT INTO {relstore_refs} (zoid, tid, refs)
 SELECT r.zoid, r.tid, substring(?::bytea, r.start + 1, r.size)
@@ -203,8 +216,11 @@ INSERT INTO {relstore_garbage} (generation, zoid, tid, since, goes)
 SELECT * FROM unnest(?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[])
 
 -- name: going
-SELECT g.zoid FROM {oids} o CROSS JOIN LATERAL
-    (SELECT zoid FROM {relstore_garbage} WHERE generation = ? AND zoid = o.zoid AND goes = 2 LIMIT 1) g LIMIT 100
+(SELECT g.zoid FROM {oids} o CROSS JOIN LATERAL
+    (SELECT zoid FROM {relstore_garbage} WHERE generation = ? AND zoid = o.zoid AND goes = 2 LIMIT 1) g LIMIT 100)
+UNION ALL SELECT -1 WHERE NOT EXISTS (
+    SELECT 1 FROM {relstore_pack} p CROSS JOIN {relstore_meta} m
+    WHERE p.generation = ? AND m.name = 'sweeping' AND m.value = p.token)
 
 -- name: missing
 SELECT o.zoid FROM {oids} o LEFT JOIN LATERAL (SELECT zoid FROM {current} WHERE zoid = o.zoid LIMIT 1) c ON true

@@ -1,0 +1,143 @@
+"""Links: what a transaction is to refer to, and whether a pack removes it, or has removed it; pack.py says why.
+
+It is looked at between vote and finish. A reference that one of the changed objects has already is no new one, also
+where it moves from one to another, as in a bucket that splits: where it leads nowhere, it did so before.
+"""
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import cached_property, partial
+from itertools import islice
+
+from ZODB.POSException import ConflictError
+from ZODB.utils import p64
+
+from relstore.database import Database
+from relstore.errors import ConfigurationError, StorageError
+from relstore.references import might_refer, unpack
+from relstore.report import Report
+from relstore.revisions import Revisions
+from relstore.session import Session
+from relstore.spool import Pending, Spool
+
+# Links that are looked up at a time: in any database's smallest message is room for three times as many.
+LOOKED_UP = 10_000
+# Objects whose references are read at a time.
+READ = 1000
+# Missing objects of which an instance remembers that it has refused a link to them.
+REMEMBERED = 1000
+
+
+class Links:
+    """The links of one transaction.
+
+    session: has voted. refused: missing objects to which this instance of the storage has refused a link before.
+    """
+
+    def __init__(self, database: Database, session: Session, spool: Spool, refused: set[int]):
+        self._database, self._adapter, self._session = database, database.adapter, session
+        self._spool, self._refused = spool, refused
+
+    def look(self, sweeping: int, swept: Sequence[Sequence[int]] | None) -> None:
+        """Refuse new links to what is being removed, or is not there.
+
+        sweeping: the generation of a sweep that is under way; 0: none is. swept: what was removed since the connection
+        began, each list in order; None: it is not known. An object that is being removed may not be changed either.
+        """
+        if sweeping:
+            self._refuse_what_goes(sweeping)
+        missing = self._linked - self._changed
+        if swept is None:
+            self._look_up(missing, partial(self._adapter.missing, self._session), self._not_there)
+        else:
+            self._look_up(missing, lambda oids: [oid for oid in oids if any(_is_in(some, oid) for some in swept)],
+                          self._not_there)
+
+    def _refuse_what_goes(self, sweeping: int) -> None:
+        try:
+            self._look_up(self._linked | self._changed, partial(self._adapter.going, self._session, sweeping),
+                          self._goes)
+        except LookupError:
+            self._refuse_all_that_is_new()
+
+    def _refuse_all_that_is_new(self) -> None:
+        """What goes is not known, so only new objects may be linked: what is there may refer to what is not.
+
+        Nor may a link move: its old place may be garbage. Garbage may be changed: the pack that ends this removes it.
+        """
+        new = {row.oid for row in self._spool if not row.base and not row.restored}
+        before = {oid: set(refs) for oid, refs in self._references_now()}
+        for oid, refs in self._references():
+            for target in refs:
+                if target not in new and target != oid and target not in before.get(oid, ()):
+                    raise ConfigurationError(
+                        f'A pack of {self._adapter} was interrupted while it removed what it had found, and another '
+                        f'list has taken the place of its own, so nobody knows whether the object {target:#x} may be '
+                        'linked: run a pack to the present with pack-gc true.')
+
+    def _look_up(self, oids: set[int], gone: Callable[[set[int]], list[int]],
+                 error: Callable[[int], Exception]) -> None:
+        """Raise an error for one of these objects that is gone. gone: returns some of those that are."""
+        left = iter(oids)
+        while some := set(islice(left, LOOKED_UP)):
+            if found := gone(some):
+                found = [oid for oid in found if oid not in self._kept] or gone(some - self._kept)
+            if found:
+                raise error(found[0])
+
+    def _goes(self, oid: int) -> Exception:
+        self._database.conflicts.conflict(oid, '', resolved=False)
+        return ConflictError(f'The object {oid:#x}, which this transaction changes or refers to, was not referred to '
+                             'by anything, and is removed by a pack', oid=p64(oid))
+
+    def _not_there(self, oid: int) -> Exception:
+        """A younger view usually does not find what a pack has removed. To try once more is of no use."""
+        message = (f'The object {oid:#x}, to which this transaction adds a reference, is not there: a pack has removed '
+                   'it, or it was missing before')
+        if oid in self._refused:
+            return StorageError(f'{message}.')
+        if len(self._refused) >= REMEMBERED:
+            self._refused.clear()
+        self._refused.add(oid)
+        self._database.conflicts.conflict(oid, '', resolved=False)
+        return ConflictError(message, oid=p64(oid))
+
+    @cached_property
+    def _changed(self) -> set[int]:
+        return {row.oid for row in self._spool}
+
+    @cached_property
+    def _linked(self) -> set[int]:
+        return set().union(*(refs for _, refs in self._references()))
+
+    @cached_property
+    def _kept(self) -> set[int]:
+        """What the changed objects refer to already, but for these themselves."""
+        return set().union(*(refs for _, refs in self._references_now())) - self._changed
+
+    def _references(self) -> Iterator[tuple[int, Collection[int]]]:
+        """Yield (oid, what it is to refer to) of all that changes."""
+        for row in self._spool:
+            whole = row if row.start < 0 else self._spool.get(row.oid)
+            yield row.oid, self._references_of(whole)
+
+    def _references_of(self, row: Pending) -> Collection[int]:
+        return unpack(might_refer(self._database.plain(row.held)) if row.refs is None else row.refs)
+
+    def _references_now(self) -> Iterator[tuple[int, Collection[int]]]:
+        """Yield (oid, what it refers to) of all that changes, as it is now."""
+        return self.current(row.oid for row in self._spool if row.base or row.restored)
+
+    def current(self, oids: Iterable[int]) -> Iterator[tuple[int, Collection[int]]]:
+        """Yield (oid, what it refers to) of those of these objects that exist."""
+        revisions, left = Revisions(self._database, Report(), lambda what, done, total: None), iter(oids)
+        while some := list(islice(left, READ)):
+            rows = self._adapter.current_revisions(self._session, some)
+            for oid, _, refs, *_ in revisions.complete(rows, self._session):
+                yield oid, unpack(refs or b'')
+
+
+def _is_in(oids: Sequence[int], oid: int) -> bool:
+    place = bisect_left(oids, oid)
+    return place < len(oids) and oids[place] == oid
