@@ -279,7 +279,7 @@ UPDATE {relstore_pack} SET progress = 'swept', number = (SELECT number FROM {rel
 -- own: one of a copy of the database may have taken its place.
 -- name: going
 SELECT zoid FROM (SELECT g.zoid FROM {oids} o CROSS JOIN {relstore_garbage} g
-                  WHERE g.generation = ? AND g.zoid = o.zoid AND g.goes = 2 LIMIT 100) g
+                  WHERE g.generation = ? AND g.zoid = o.zoid AND g.goes = 2 LIMIT 100) found
 UNION ALL SELECT -1 FROM {relstore_sweep} WHERE NOT EXISTS (
     SELECT 1 FROM {relstore_pack} p CROSS JOIN {relstore_meta} m
     WHERE p.generation = ? AND m.name = 'sweeping' AND m.value = p.token)

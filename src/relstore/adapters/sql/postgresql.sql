@@ -216,8 +216,8 @@ INSERT INTO {relstore_garbage} (generation, zoid, tid, since, goes)
 SELECT * FROM unnest(?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[])
 
 -- name: going
-(SELECT g.zoid FROM {oids} o CROSS JOIN LATERAL
-    (SELECT zoid FROM {relstore_garbage} WHERE generation = ? AND zoid = o.zoid AND goes = 2 LIMIT 1) g LIMIT 100)
+SELECT zoid FROM (SELECT g.zoid FROM {oids} o CROSS JOIN LATERAL
+    (SELECT zoid FROM {relstore_garbage} WHERE generation = ? AND zoid = o.zoid AND goes = 2 LIMIT 1) g LIMIT 100) found
 UNION ALL SELECT -1 WHERE NOT EXISTS (
     SELECT 1 FROM {relstore_pack} p CROSS JOIN {relstore_meta} m
     WHERE p.generation = ? AND m.name = 'sweeping' AND m.value = p.token)
