@@ -20,9 +20,12 @@ STEP, SHORT_STEP = 0.1, 0.01
 # Seconds after a commit of others for which there may be another one soon.
 BUSY = 3.0
 SMALLEST_STEP, FIRST_STEP, LARGEST_STEP = 100, 200, 20_000      # objects
-# Seconds to wait for those between vote and finish, at first: new votes wait behind us.
-DOOR, LONGEST_DOOR = 0.01, 1.0
-DOOR_TRIES = 200
+# Seconds to wait for those between vote and finish, at first: new votes wait behind us. Where that was in vain they are
+# given way to, for so many times as long as they have waited: a client may hang.
+DOOR, LONGEST_DOOR, GIVE_WAY = 0.01, 1.0, 60
+# At least so long, where nobody waits behind us; and seconds after which a session that waits says something.
+SHORTEST_WAY, ALIVE = 0.1, 10.0
+DOOR_TRIES = 60
 # Revisions that are looked at together while nobody can vote, and seconds after which others may again, unless it goes
 # on like that.
 AT_THE_DOOR, OPEN_AGAIN = 100, 0.05
@@ -67,8 +70,10 @@ class Sweep:
 
     def _close_the_door(self) -> None:
         """Take off the list what was linked since, and have each vote from then on look at it."""
-        session, doomed, patience = self._session, self._doomed, DOOR
+        session, doomed, patience, waited = self._session, self._doomed, DOOR, 0.0
         for tries in range(DOOR_TRIES):
+            self._give_way(waited)
+            waited = 0.0
             while self._catch_up(ROWS):
                 time.sleep(self._adapter.pause)
             began, mark = time.monotonic(), doomed.mark()
@@ -89,12 +94,20 @@ class Sweep:
             except (LockTimeout, Deadlock):     # the latter from a cluster, where others were faster
                 doomed.go_back(mark)        # what was taken off the list is on it again
                 patience = min(patience * 1.2, LONGEST_DOOR)
-                time.sleep(min(10 * patience, 1))
+                waited = time.monotonic() - began
             finally:
                 session.rollback()
                 self._report.held(began)
         raise Unavailable('Transactions are always between their vote and their end, so the sweep could not begin; '
                           'nothing was removed. Try again with pack-skip-prepack.')
+
+    def _give_way(self, waited: float) -> None:
+        """Let others vote, after they have waited behind us in vain."""
+        seconds = max(GIVE_WAY * waited, SHORTEST_WAY) if waited else 0.0
+        while seconds > 0:
+            time.sleep(min(seconds, ALIVE))
+            seconds -= ALIVE
+            self._adapter.last_tid(self._session)
 
     def _refuse_another_database(self) -> None:
         """Nobody has done to it what the lock of packs keeps from it on one server, and on one that lives on."""
@@ -192,8 +205,9 @@ class Sweep:
                 time.sleep(min(seconds * (1 / duty - 1), self._options.pack_max_delay))
 
     def _end(self) -> None:
-        patience, deadline = DOOR, time.monotonic() + 2 * self._options.commit_lock_timeout
+        patience, waited, deadline = DOOR, 0.0, time.monotonic() + 2 * self._options.commit_lock_timeout
         while True:
+            self._give_way(waited)
             began = time.monotonic()
             try:
                 self._adapter.lock_votes(self._session, patience)
@@ -204,7 +218,7 @@ class Sweep:
                 if time.monotonic() > deadline:
                     raise
                 patience = min(patience * 1.2, LONGEST_DOOR)
-                time.sleep(min(10 * patience, 1))
+                waited = time.monotonic() - began
             finally:
                 self._session.rollback()
                 self._report.held(began)

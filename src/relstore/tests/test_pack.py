@@ -543,6 +543,41 @@ class Door(Suite):
         self.assertFalse(self.exists(cluster.one))
         self.ends()
 
+    def test_a_client_hangs(self):
+        """Others hardly notice that a pack waits for it, when a sweep begins or ends; and that soon goes on."""
+        lock_votes = self.packing.lock_votes
+        for door in range(2):
+            self.clusters(1)
+            now, calls, waits, told = 1000.0, [], [], [0.0, 0.0]
+
+            def lock(session, timeout, door=door, calls=calls, waits=waits, told=told):
+                nonlocal now
+                if door == (len(calls) > 0):        # it hangs from then on
+                    told[0] = told[0] or now
+                    if now < told[0] + 25:
+                        now += timeout
+                        waits.append(timeout)
+                        raise LockTimeout('somebody hangs')
+                    told[1] = now
+                calls.append(now)
+                lock_votes(session, timeout)
+
+            def sleep(seconds):
+                nonlocal now
+                now += seconds
+
+            with patch.object(self.packing, 'lock_votes', lock), \
+                    patch.object(sweep, 'time', Mock(wraps=time, monotonic=lambda: now, sleep=sleep)), \
+                    patch('relstore.report.time', Mock(wraps=time, monotonic=lambda: now)):
+                report = self.pack()
+            with self.subTest(door):
+                self.assertGreater(len(waits), 3)
+                self.assertLess(sum(waits), 0.02 * 25)
+                self.assertLessEqual(max(waits), sweep.LONGEST_DOOR)
+                self.assertLess(told[1] - told[0], 35)
+                self.assertAlmostEqual(report.locked, sum(waits), delta=0.01)
+                self.assertAlmostEqual(report.longest_lock, max(waits), delta=0.01)
+
     def test_interrupted_before_the_door(self):
         """Some of what was linked is off the list then, and the next pack finds what else it leads to."""
         step, done = 0, False
