@@ -68,6 +68,7 @@ class Transaction:
         self._generation = database.cache.generation
         self._highest = 0       # the largest oid that is new here and was not issued here
         self._left: Iterable = []       # the batches that are left for finish
+        self._taken: Callable[[], None] = lambda: None      # to be called when it is committed: see Marks
         self._sent = False      # were the states sent ahead of the vote?
 
     # Before vote --------------------------------------------------------------------------------------------------
@@ -152,7 +153,10 @@ class Transaction:
         self._refuse(verdict)
         resolved = self._resolve_conflicts(verdict.conflicts)
         self._database.blobs.refuse_change(self._session, self._spool.blobs, self._spool.deleted)
-        self._look_at_links(verdict)
+        links = Links(self._database, self._session, self._spool, self._refused)
+        self._look_at_links(links, verdict)
+        if self._database.marks is not None:
+            self._taken = self._database.marks.take_off(self._session, verdict.sweeps, verdict.sweeping, links)
         self._ticket, self.sweep_state = verdict.ticket, (verdict.sweeps, verdict.sweeping)
         self._reserve_oids()
         if self._sent:
@@ -245,14 +249,14 @@ class Transaction:
             raise StorageError(f'A transaction with the tid {self._tid:#x} cannot be added: the newest in the '
                                f'database has {verdict.last_tid:#x}.')
 
-    def _look_at_links(self, verdict: Verdict) -> None:
+    def _look_at_links(self, links: Links, verdict: Verdict) -> None:
         """See that nothing refers to what a pack removes, or has removed since the connection began; see links.py.
 
         What is copied with its tid may refer to what comes later.
         """
         swept = self._database.swept(self._sweeps, verdict.sweeps) if self._tid is None else []
         if verdict.sweeping or swept != []:
-            Links(self._database, self._session, self._spool, self._refused).look(verdict.sweeping, swept)
+            links.look(verdict.sweeping, swept)
 
     def _resolve_conflicts(self, conflicts: list[tuple[int, int, bytes | None]]) -> list[int]:
         resolved = []
@@ -351,6 +355,7 @@ class Transaction:
         if self._database.tier is not None:
             self._database.tier.committed(tid, ((row.oid, row.held, row.refs) for row in rows), self._generation)
         self._database.oids.highest = max(self._database.oids.highest, self._highest)
+        self._taken()
         self.close()
         self._database.conflicts.committed(waited)
         return tid

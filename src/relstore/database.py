@@ -14,6 +14,7 @@ from relstore.cache import Cache
 from relstore.conflicts import Conflicts
 from relstore.counter import CommitCounter
 from relstore.errors import OutcomeUnknown
+from relstore.marks import Marks
 from relstore.memcache import Memcached, split_servers
 from relstore.oids import OidAllocator
 from relstore.options import Options
@@ -45,6 +46,7 @@ class Database:
         self.oids = OidAllocator(lambda count: self.pool.attempt(lambda s: adapter.new_oids(s, count)),
                                  options.pool_timeout)
         self.ahead = Counts()
+        self.marks = None if adapter.keep_history or options.read_only else Marks(adapter)
         self.conflicts = Conflicts()
         self.memcached: Memcached | None = None
         self.tier: Tier | None = None           # what the processes that share memcached have loaded
@@ -79,6 +81,8 @@ class Database:
                 self._begin(session.epoch, sweeps, since=since, last=last())
                 if self.cache.head < last():
                     self.poll(session)
+                if self.marks is not None:
+                    self.marks.learn(session, sweeps)
         except BaseException:
             self.pool.close()
             if self.memcached is not None:
@@ -176,6 +180,8 @@ class Database:
                                 'emptied. It stands at tid %#x, and everything cached is dropped.', last)
                     self._begin_anew(epoch, sweeps, last)
                     return last, self.cache.generation
+        if self.marks is not None and sweeps > self.marks.known.number:
+            self.marks.learn(session, sweeps)
         if sweeps > self.sweeps_of(generation):
             generation = self._drop_swept(session, generation, sweeps)
         if len(changes) > self.options.poll_limit:
@@ -218,6 +224,8 @@ class Database:
         elif base is not None:
             since = min(since, base)
         self.oids.forget()      # the database may count them anew
+        if self.marks is not None:
+            self.marks.forget()
         self._first_generation = self.cache.generation + 1
         self._sweeps, self._swept = {self._first_generation: sweeps}, {}
         self.cache.restart(since)

@@ -1,4 +1,5 @@
 """Doomed: the list of what goes, as a sweep holds it in memory; the database has it in relstore_garbage."""
+import time
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +13,7 @@ ROWS = 2500
 
 
 class Doomed:
-    """The objects that are to go as a whole."""
+    """The objects that are to go as a whole, now or later."""
 
     def __init__(self):
         self._oids = array('q')
@@ -23,9 +24,10 @@ class Doomed:
     def add(self, rows: Iterable[tuple[int, int, int, int]]) -> None:
         """Add rows of the list, in the order of their oids.
 
+        What goes later, and is garbage since now, need not be let stay for that.
         Of what was spared by a run that was interrupted it is not known how far it was followed.
         """
-        self._oids.extend(oid for oid, _, _, goes in rows if goes == OBJECT)
+        self._oids.extend(oid for oid, _, since, goes in rows if goes == OBJECT or goes == LATER and since)
         self._left.extend(oid for oid, _, _, goes in rows if goes == SPARED)
 
     @property
@@ -61,3 +63,10 @@ def pages(adapter: Adapter, session: Session, generation: int) -> Iterator[list[
     while page:
         yield page
         page = adapter.garbage(session, generation, page[-1][0], ROWS)
+
+
+def forget_lists(adapter: Adapter, session: Session, generation: int) -> None:
+    """Forget all lists but this one, and the last that says since when objects are garbage."""
+    keep = adapter.last_marked(session)
+    while adapter.forget_garbage(session, generation, keep):
+        time.sleep(adapter.pause)

@@ -47,7 +47,7 @@ class Links:
         """
         if sweeping:
             self._refuse_what_goes(sweeping)
-        missing = self._linked - self._changed
+        missing = self.linked - self.changed
         if swept is None:
             self._look_up(missing, partial(self._adapter.missing, self._session), self._not_there)
         else:
@@ -56,7 +56,7 @@ class Links:
 
     def _refuse_what_goes(self, sweeping: int) -> None:
         try:
-            self._look_up(self._linked | self._changed, partial(self._adapter.going, self._session, sweeping),
+            self._look_up(self.linked | self.changed, partial(self._adapter.going, self._session, sweeping),
                           self._goes)
         except LookupError:
             self._refuse_all_that_is_new()
@@ -104,17 +104,17 @@ class Links:
         return ConflictError(message, oid=p64(oid))
 
     @cached_property
-    def _changed(self) -> set[int]:
+    def changed(self) -> set[int]:
         return {row.oid for row in self._spool}
 
     @cached_property
-    def _linked(self) -> set[int]:
+    def linked(self) -> set[int]:
         return set().union(*(refs for _, refs in self._references()))
 
     @cached_property
     def _kept(self) -> set[int]:
         """What the changed objects refer to already, but for these themselves."""
-        return set().union(*(refs for _, refs in self._references_now())) - self._changed
+        return set().union(*(refs for _, refs in self._references_now())) - self.changed
 
     def _references(self) -> Iterator[tuple[int, Collection[int]]]:
         """Yield (oid, what it is to refer to) of all that changes."""

@@ -31,7 +31,8 @@ from relstore.adapters.base import PREPARED, PREPARED_NOW, Pack
 from relstore.database import Database
 from relstore.doomed import Doomed
 from relstore.errors import ConfigurationError, Unavailable
-from relstore.prepare import Preparation, tid_of
+from relstore.packtime import tid_of
+from relstore.prepare import Preparation
 from relstore.report import Progress, Report
 from relstore.session import Session
 from relstore.sweep import Sweep

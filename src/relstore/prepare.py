@@ -11,22 +11,18 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from itertools import islice
 
-from persistent.TimeStamp import TimeStamp
-from ZODB.utils import u64
-
-from relstore.adapters.base import MAX_TID, PREPARED, PREPARED_NOW, Pack
+from relstore.adapters.base import PREPARED, PREPARED_NOW, Pack
 from relstore.database import Database
-from relstore.doomed import LATER, OBJECT, OLDER, ROWS, SPARED, Doomed, pages
+from relstore.doomed import LATER, OBJECT, OLDER, ROWS, SPARED, Doomed, forget_lists, pages
 from relstore.errors import ConfigurationError, changed_garbage
 from relstore.graph import Graph
+from relstore.packtime import tid_of
 from relstore.report import Progress, Report
 from relstore.revisions import Revisions
 from relstore.session import Session
 
 log = logging.getLogger('relstore.pack')
 
-# A pack time from here on is a tid: that of the year 1970. One below this is in seconds: of the year 4147.
-FIRST_TID, LAST_SECOND = u64(TimeStamp(1970, 1, 1, 0, 0, 0.0).raw()), 2 ** 36
 # Unreadable records that an error names.
 EXAMPLES = 5
 
@@ -131,9 +127,9 @@ class Preparation:
         """
         places = array('q', graph.unreached())
         known = self._known_garbage()
-        since = array('q', (known(graph.oid_of(place), marked_at) for place in places))
+        since = array('q', (known(graph.oid_of(place)) for place in places))
         graph.reach(place for place, first in zip(places, since, strict=True)
-                    if first > upto or graph.current[place] > upto)
+                    if not first or first > upto or graph.current[place] > upto)
         last = -1
         for place, goes, first in heapq.merge(
                 ((place, -OBJECT, marked_at) for place in gone),
@@ -143,18 +139,19 @@ class Preparation:
                 yield graph.oid_of(place), graph.current[place], first, -goes
             last = place
 
-    def _known_garbage(self) -> Callable[[int, int], int]:
-        """Return a function from an oid to when it was first found unreachable, or to a default."""
+    def _known_garbage(self) -> Callable[[int], int]:
+        """Return a function from an oid to when it was first found unreachable; 0: now."""
         oids, since = array('q'), array('q')
         with closing(self._adapter.connect()) as session:
+            taken, looked = set(self._adapter.taken_marks(session)), self._adapter.looked(session)
             for page in pages(self._adapter, session, self._adapter.last_marked(session)):
-                rows = [row for row in page if row[3] != SPARED]
+                rows = [row for row in page if row[3] != SPARED and row[0] not in taken]
                 oids.extend(row[0] for row in rows)
-                since.extend(row[2] for row in rows)
+                since.extend(row[2] or looked for row in rows)
 
-        def known(oid: int, default: int) -> int:
+        def known(oid: int) -> int:
             place = bisect_left(oids, oid)
-            return since[place] if place < len(oids) and oids[place] == oid else default
+            return since[place] if place < len(oids) and oids[place] == oid else 0
         return known
 
     def _list(self, rows: Iterator[tuple]) -> None:
@@ -178,10 +175,7 @@ class Preparation:
             self._progress('listing', written, None)
         progress = PREPARED_NOW if present else PREPARED
         adapter.end_marking(session, generation, token, report.objects, progress)
-        # That of the last one that has collected garbage says since when it is.
-        keep = generation if report.gc else adapter.last_marked(session)
-        while adapter.forget_garbage(session, generation, keep):
-            time.sleep(adapter.pause)
+        forget_lists(adapter, session, generation)
         log.info('Objects that may go: %d; that lose older revisions: %d; that may go later: %d.', report.objects,
                  report.older, report.later)
         return Pack(generation, report.pack_tid, report.marked_tid, report.gc, progress, token, report.objects)
@@ -197,15 +191,3 @@ def _in_order(graph: Graph, gone: Iterable[int], unreached: Iterable[int], marke
             tid = graph.current[place] if goes == -OBJECT else graph.newest[place]
             yield graph.oid_of(place), tid, marked_at, -goes
         last = place
-
-
-def tid_of(pack_time: float) -> int:
-    """Return the tid that a pack time stands for: seconds since 1970, or an int that is a tid itself.
-
-    ConfigurationError if it is neither: milliseconds, for example, would be a time long after the present.
-    """
-    if isinstance(pack_time, int) and FIRST_TID <= pack_time <= MAX_TID:
-        return pack_time
-    if not pack_time < LAST_SECOND:
-        raise ConfigurationError(f'The pack time {pack_time!r} is neither a number of seconds since 1970 nor a tid.')
-    return u64(TimeStamp(*time.gmtime(pack_time)[:5], pack_time % 60).raw())

@@ -4,10 +4,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from relstore.adapters.base import MAX_TID, SWEEPING, Pack
+from relstore.adapters.base import MAX_TID, PREPARED, SWEEPING, Pack
 from relstore.database import Database
-from relstore.doomed import Doomed, pages
+from relstore.doomed import Doomed, forget_lists, pages
 from relstore.errors import Deadlock, LockTimeout, Unavailable, changed_garbage
+from relstore.packtime import tid_of
 from relstore.references import unpack
 from relstore.report import Progress, Report
 from relstore.revisions import Revisions
@@ -45,6 +46,8 @@ class Sweep:
         self._report, self._progress = report, progress
         self._revisions = Revisions(database, report, progress)
         self._doomed = doomed or self._read_list()
+        # What was linked may not go now, though nothing refers to it any more.
+        self._marks_count = pack.gc and pack.progress == PREPARED and not self._adapter.keep_history
 
     def _read_list(self) -> Doomed:
         doomed = Doomed()
@@ -67,6 +70,7 @@ class Sweep:
                 self._end()
             self._database.poll(session)
             session.rollback()
+            forget_lists(self._adapter, session, self._pack.generation)
 
     def _close_the_door(self) -> None:
         """Take off the list what was linked since, and have each vote from then on look at it."""
@@ -88,8 +92,9 @@ class Sweep:
                     continue
                 self._refuse_another_database()
                 self._refuse_what_was_changed()
-                self._adapter.start_sweep(session, self._pack)
+                self._adapter.start_sweep(session, self._pack, tid_of(time.time()))
                 session.run('COMMIT')
+                self._marks_count = False
                 return
             except (LockTimeout, Deadlock):     # the latter from a cluster, where others were faster
                 doomed.go_back(mark)        # what was taken off the list is on it again
@@ -144,13 +149,13 @@ class Sweep:
             doomed.seen = pack.marked_tid, MAX_TID
         page = adapter.changes(session, *doomed.seen, size)
         if not page:
-            return False
+            return self._marks_count and doomed.spare(adapter.taken_marks(session))
         doomed.seen = page[-1][1], page[-1][0]
         changed = [row[0] for row in page]
         if pack.gc:
             for _, _, refs, *_ in self._revisions.complete(page, session):
                 changed.extend(unpack(refs))
-        return doomed.spare(changed) or len(page) == size
+        return doomed.spare(changed) or len(page) == size or self._marks_count
 
     def _remove(self) -> None:
         adapter, session, generation, after = self._adapter, self._session, self._pack.generation, -1

@@ -498,7 +498,10 @@ class Adapter:
         return row and Pack(*row)
 
     def last_marked(self, session: Session) -> int:
-        """Return the last generation whose list tells since when objects are garbage; 0: none does."""
+        """Return the last generation whose list tells since when objects are garbage; 0: none does.
+
+        It has been swept: of one that is only written down no vote knows.
+        """
         row = session.one(self.sql.last_marked)
         return row[0] if row else 0
 
@@ -514,9 +517,10 @@ class Adapter:
         session.run(self.sql.set_meta, ('prepared', token))
         session.run(self.sql.pack_prepared, (progress, objects, generation))
 
-    def start_sweep(self, session: Session, pack: Pack) -> None:
+    def start_sweep(self, session: Session, pack: Pack, now: int = 0) -> None:
         """Within the transaction of lock_votes: let every vote from now on see that this is being swept.
 
+        now: as a tid. From then on votes tell which of the objects of the list are linked: see marks.py.
         Unavailable if its list is there no more, because one of a copy of the database has taken its place.
         """
         if pack.progress != SWEEPING:
@@ -526,6 +530,8 @@ class Adapter:
             raise Unavailable(f'Another list has taken the place of the one that this pack of {self} has written down; '
                               'nothing was removed.')
         session.run(self.sql.pack_sweeping, (pack.generation,))
+        if pack.gc and pack.progress != SWEEPING and not self.keep_history:
+            session.run(self.sql.set_meta, ('looked', str(now)))
         session.run(self.sql.set_meta, ('sweeping', pack.token))
 
     def end_sweep(self, session: Session, pack: Pack) -> None:
@@ -610,6 +616,26 @@ class Adapter:
         if -1 in going:
             raise LookupError(generation)
         return going
+
+    def marks(self, session: Session, generation: int, limit: int) -> list[int]:
+        """Return the objects of a list that go later; see marks.py. Without history."""
+        return [oid for oid, in session.all(self.sql.marks, (generation, limit))]
+
+    def marked(self, session: Session, generation: int, oids: Iterable[int]) -> list[int]:
+        """Return which of these objects are among them."""
+        return [oid for oid, in session.all(self.sql.marked, (self.oid_list(oids), generation))]
+
+    def take_marks(self, session: Session, generation: int, oids: Iterable[int]) -> None:
+        """Write down that these objects of a list were linked or changed."""
+        session.run(self.sql.take_marks, (self.oid_list(oids), generation))
+
+    def taken_marks(self, session: Session) -> list[int]:
+        """Return all of which that was written down."""
+        return [oid for oid, in session.all(self.sql.taken_marks)]
+
+    def looked(self, session: Session) -> int:
+        """Return since when, as a tid, votes take off the marks of the last list that was swept."""
+        return int(self.meta(session).get('looked', 0))
 
     def missing(self, session: Session, oids: Iterable[int]) -> list[int]:
         """Return some of the objects that are not there."""

@@ -561,12 +561,12 @@ class MySQL(Adapter):
         else:
             session.results(self.sql.lock_votes, (math.ceil(timeout),))
 
-    def start_sweep(self, session: Session, pack: Pack) -> None:
+    def start_sweep(self, session: Session, pack: Pack, now: int = 0) -> None:
         """In a cluster others may be between vote and finish on another server, and their locks are not seen here.
 
         All commits write one row there, so those that the sweep has not seen, and that have not seen it, fail: or it.
         """
-        super().start_sweep(session, pack)
+        super().start_sweep(session, pack, now)
         if self._in_cluster:
             session.run(self._tables['in_order'].rstrip(';'))
 

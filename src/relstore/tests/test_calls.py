@@ -14,7 +14,7 @@ from ZODB.tests.MinPO import MinPO
 from ZODB.tests.StorageTestBase import zodb_pickle
 from ZODB.utils import newTid, p64, u64, z64
 
-from relstore import pack, prepare, spool
+from relstore import pack, packtime, spool
 from relstore.adapters.base import LARGEST, MAX_TID
 from relstore.errors import ConfigurationError
 from relstore.tests.backends import BY_EVERY_DRIVER, HISTORY_FREE, HISTORY_PRESERVING, MYSQL, cases
@@ -370,7 +370,7 @@ class PackTime(Suite):
         self.assertEqual(self.left(), self.tids[3:])
 
     def test_before_everything(self):
-        self.storage.pack(prepare.FIRST_TID, None)
+        self.storage.pack(packtime.FIRST_TID, None)
         self.storage.pack(0, None)
         self.assertEqual(self.left(), self.tids)
 

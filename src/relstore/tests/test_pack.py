@@ -46,7 +46,7 @@ from ZODB.tests import PackableStorage
 from ZODB.utils import p64, u64, z64
 
 import relstore
-from relstore import doomed, links, pack, sweep
+from relstore import doomed, links, marks, pack, sweep
 from relstore.adapters.base import Adapter
 from relstore.errors import ConfigurationError, Disconnected, LockTimeout, OutcomeUnknown, Unavailable
 from relstore.references import references
@@ -663,6 +663,176 @@ class Since(Suite):
         self.ends()
 
 
+class Relinked(Suite):
+    """Without history: what was garbage, was linked and used, and is garbage again, is that since now."""
+
+    def setUp(self):
+        super().setUp()
+        present = patch.object(pack, 'PRESENT', 0)
+        present.start()
+        self.addCleanup(present.stop)
+
+    def marked(self, count: int) -> list[Cluster]:
+        """Return garbage that an earlier pack has found."""
+        clusters = self.clusters(count)
+        self.pack(pack_time=time.time() - 1000)
+        return clusters
+
+    def later(self, client: Client) -> float:
+        """Commit something else, and return a time at which all that was marked is garbage for long enough."""
+        client.begin().link(z64, *linked(client.load(z64)), note='the newest')
+        return time.time() - 1e-4
+
+    def relink(self, client: Client, cluster: Cluster) -> None:
+        client.begin().link(cluster.holder, cluster.one)
+        client.begin().link(cluster.holder)
+
+    def test_between_two_packs(self):
+        """By a connection from before, by another process, by the one that packs, and by one that keeps no list."""
+        old = self.client()
+        *clusters, changed, control = self.marked(6)
+        clients = [old, self.client(), self.client(self.storage), self.client(self.opened())]
+        with patch.object(marks, 'KEPT', 0):
+            self.clusters(0)
+            clients[-1].view.database.marks.forget()
+        for client, cluster in zip(clients, clusters, strict=True):
+            self.relink(client, cluster)
+        old.begin().link(changed.one, changed.two, note='changed')
+        old.begin()
+        pack_time = self.later(old)
+        self.pack(pack_time=pack_time, dry_run=True)
+        self.pack(pack_time=pack_time)
+        for cluster in *clusters, changed:
+            self.assertTrue(self.exists(cluster.one) and self.exists(cluster.two))
+        self.assertFalse(self.exists(control.one) or self.exists(control.two))
+        self.pack(pack_time=self.later(old))
+        for cluster in *clusters, changed:
+            self.assertFalse(self.exists(cluster.one) or self.exists(cluster.two))
+
+    def test_too_many_to_be_kept_in_mind(self):
+        """Then each vote asks."""
+        with patch.object(marks, 'KEPT', 3):
+            cluster, control = self.marked(2)
+            client = self.client()
+            self.assertIsNone(self.site.database.marks.known.oids)
+            with patch.object(marks, 'ASKED', 1):
+                self.relink(client, cluster)
+            self.pack(pack_time=self.later(client))
+        self.assertTrue(self.exists(cluster.one) and self.exists(cluster.two))
+        self.assertFalse(self.exists(control.one))
+
+    def test_what_it_has_let_go(self):
+        """Used again, it loses an object, which was garbage with it: that is garbage since now."""
+        for moved in False, True:
+            cluster, control = self.marked(2)
+            first, second = self.client(), self.client(self.storage)
+            first.link(cluster.holder, cluster.one)
+            second.begin()
+            if moved:
+                second.finish(second.vote((cluster.one, record()), (cluster.holder, record(cluster.one, cluster.two))))
+                second.begin()
+            second.finish(second.vote((cluster.one, record()), (cluster.holder, record(cluster.one))))
+            self.pack(pack_time=self.later(first))
+            self.assertTrue(self.exists(cluster.two))
+            self.assertFalse(self.exists(control.one) or self.exists(control.two))
+
+    def test_at_each_step(self):
+        """Of a pack that would remove it, and of one that has just found it."""
+        self.marked(1)
+        steps = []
+        with calls(self.packing, lambda n, name: steps.append(name)):
+            self.pack(pack_time=time.time() - 1e-4)
+        kept = refused = 0
+        for step in range(0, len(steps) + 2, 1 if THOROUGH or isinstance(self, SQLiteBackend) else 5):
+            old, control = self.marked(2)
+            [young] = self.clusters(1)
+            client = self.client()
+            pack_time, before_cut = self.later(client), []
+
+            def act(n, name, step=step, old=old, young=young, client=client, before_cut=before_cut):
+                if n == step:
+                    client.begin().link(young.holder, young.one)
+                    before_cut.append(time.time())
+                    client.begin().link(young.holder)
+                    with suppress(ConflictError):
+                        self.relink(client, old)
+                        before_cut.append(0.0)
+
+            with calls(self.packing, act):
+                self.pack(pack_time=pack_time)
+            with self.subTest(step):
+                self.assertFalse(self.exists(control.one) or self.exists(control.two))
+                if len(before_cut) == 2:
+                    kept += 1
+                    self.assertTrue(self.exists(old.one) and self.exists(old.two))
+                elif before_cut:
+                    refused += 1
+                    self.assertFalse(self.exists(old.one) or self.exists(old.two))
+                self.later(client)
+                if before_cut:
+                    self.pack(pack_time=before_cut[0])
+                    self.assertTrue(self.exists(young.one) and self.exists(young.two))
+            self.pack()
+            client.view.release()
+        self.assertGreater(kept, 1)
+        self.assertGreater(refused, 0)
+
+    def test_after_a_prepare(self):
+        """Of what is only written down votes do not know, so it is no look; what they know counts until it is swept."""
+        cluster, control = self.marked(2)
+        [young] = self.clusters(1)
+        client = self.client()
+        self.pack(pack_time=self.later(client), prepack_only=True)
+        self.relink(client, cluster)
+        self.relink(client, young)
+        pack_time = self.later(client)
+        self.pack(skip_prepack=True)
+        self.assertTrue(self.exists(cluster.one) and self.exists(cluster.two))
+        self.assertFalse(self.exists(control.one))
+        self.pack(pack_time=pack_time)
+        self.assertTrue(self.exists(young.one))
+        self.assertTrue(self.exists(cluster.one))
+        self.pack(pack_time=self.later(client), prepack_only=True)
+        self.pack(skip_prepack=True)
+        self.assertFalse(self.exists(young.one) or self.exists(cluster.one))
+
+    def test_commits_ask_nothing_more(self):
+        """As long as they meet no mark; and one that was taken off is taken off once, where others change it again."""
+        [cluster] = self.clusters(1)
+        client, counts, do = self.client(), [], Session._do
+
+        def send(session, act, *arguments):
+            counts[-1] += 1
+            return do(session, act, *arguments)
+
+        def count(*changes):
+            counts.append(0)
+            client.begin()
+            with patch.object(Session, '_do', send):
+                client.finish(client.vote(*changes))
+
+        count((z64, record(cluster.holder)))
+        self.pack(pack_time=time.time() - 1000)
+        count((z64, record(cluster.holder)))
+        for note in range(3):
+            count((cluster.holder, record(cluster.one, note=note)))
+        self.assertGreater(counts[2], counts[0])
+        self.assertEqual([counts[1], *counts[3:]], 3 * [counts[0]])
+
+    def test_epoch_changes(self):
+        """What was taken off may be lost with it."""
+        cluster, control = self.marked(2)
+        client = self.client()
+        self.relink(client, cluster)
+        self.run_sql('DELETE FROM relstore_garbage WHERE generation < 0')
+        self.run_sql('DELETE FROM relstore_epoch')
+        client.begin()
+        self.relink(client, cluster)
+        self.pack(pack_time=self.later(client))
+        self.assertTrue(self.exists(cluster.one))
+        self.assertFalse(self.exists(control.one))
+
+
 class Memory(Suite):
     """What a process remembers from before a sweep."""
 
@@ -1183,6 +1353,7 @@ class Field(Suite):
             client.begin().link(new.holder, new.one)
             self.assertLessEqual({new.one, old.one, old.two}, self.ends())
             client.begin().link(new.holder)
+            self.assertEqual(self.pack(pack_time=time.time() - 1e-4).objects, 0)        # unlinked now
             self.pack(pack_time=time.time() - 1e-4)
             self.assertFalse(self.exists(new.one) or self.exists(old.one) or self.exists(old.two))
             self.ends()
@@ -1370,7 +1541,7 @@ class Killed(Suite):
         self.assertTrue(self.exists(cluster.two))
 
         def link(n, name):
-            with suppress(ConflictError, POSKeyError):
+            with suppress(ConflictError, StorageError, POSKeyError):
                 client.begin().link(cluster.holder, cluster.two)
 
         with calls(self.packing, link):
@@ -2373,9 +2544,10 @@ class DurableMariaDBHistoryFree(DurableMariaDBHistoryPreserving):
 DURABLE = (DurablePostgreSQLHistoryPreserving, DurablePostgreSQLHistoryFree,
            DurableMariaDBHistoryPreserving, DurableMariaDBHistoryFree)
 
+cases(globals(), Relinked, backends=[backend for backend in BACKENDS if not backend.keep_history])
 cases(globals(), Interleaved, Door, Since, Memory, Readers, Field, Records, Killed, Together, Limits, backends=BACKENDS)
 cases(globals(), ServerKilled, backends=DURABLE)
 cases(globals(), Copied, backends=BACKENDS[:2] + (DURABLE if THOROUGH else (DURABLE[0], DURABLE[3])))
 cases(globals(), Pooled, backends=(Psycopg2PooledHistoryPreserving, Psycopg3PooledHistoryFree))
-del Suite, Interleaved, Door, Since, Memory, Readers, Field, Records, Killed, Together, Limits, Copied, ServerKilled
-del Pooled
+del Suite, Relinked, Interleaved, Door, Since, Memory, Readers, Field, Records, Killed, Together, Limits, Copied
+del ServerKilled, Pooled

@@ -219,7 +219,7 @@ WHERE progress <> 'marking' ORDER BY generation DESC LIMIT 1
 
 -- The last that has collected garbage: it says since when that is unreachable.
 -- name: last_marked
-SELECT generation FROM {relstore_pack} WHERE progress <> 'marking' AND gc <> {no} ORDER BY generation DESC LIMIT 1
+SELECT generation FROM {relstore_pack} WHERE progress = 'swept' AND gc <> {no} ORDER BY generation DESC LIMIT 1
 
 -- name: has_tid [hp]
 SELECT 1 FROM {transaction} WHERE tid = ?
@@ -283,6 +283,22 @@ SELECT zoid FROM (SELECT g.zoid FROM {oids} o CROSS JOIN {relstore_garbage} g
 UNION ALL SELECT -1 FROM {relstore_sweep} WHERE NOT EXISTS (
     SELECT 1 FROM {relstore_pack} p CROSS JOIN {relstore_meta} m
     WHERE p.generation = ? AND m.name = 'sweeping' AND m.value = p.token)
+
+-- What of a list goes later, and which of these do; that some of these were linked or changed since; and all of which that
+-- was written down.
+-- name: marks [hf]
+SELECT zoid FROM {relstore_garbage} WHERE generation = ? AND goes = 0 ORDER BY zoid LIMIT ?
+
+-- name: marked [hf]
+SELECT g.zoid FROM {oids} o CROSS JOIN {relstore_garbage} g WHERE g.generation = ? AND g.zoid = o.zoid AND g.goes = 0
+
+-- name: take_marks [hf]
+INSERT INTO {relstore_garbage} (generation, zoid, tid, since, goes)
+SELECT -p.generation, o.zoid, 0, 0, -1 FROM {oids} o CROSS JOIN {relstore_pack} p WHERE p.generation = ?
+ON CONFLICT (generation, zoid) DO NOTHING
+
+-- name: taken_marks [hf]
+SELECT zoid FROM {relstore_garbage} WHERE generation < 0
 
 -- Which of these are not there?
 -- name: missing [hp]

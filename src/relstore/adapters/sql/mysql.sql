@@ -343,12 +343,16 @@ ON DUPLICATE KEY UPDATE tid = VALUES(tid), refs = VALUES(refs)
 UPDATE {relstore_pack} p, {relstore_sweep} s SET p.progress = 'swept', p.number = s.number,
     p.objects = (SELECT count(*) FROM {relstore_garbage} g WHERE g.generation = ? AND g.goes = 2) WHERE p.generation = ?
 
+-- name: take_marks [hf]
+INSERT IGNORE INTO {relstore_garbage} (generation, zoid, tid, since, goes)
+SELECT -p.generation, o.zoid, 0, 0, -1 FROM {oids} o STRAIGHT_JOIN {relstore_pack} p WHERE p.generation = ?
+
 -- name: spare
 UPDATE {oids} o STRAIGHT_JOIN {relstore_garbage} g ON g.zoid = o.zoid SET g.goes = -1 WHERE g.generation = ?
 
 -- name: forget_garbage
-DELETE FROM {relstore_garbage} WHERE generation NOT IN (?, ?)
-    AND generation NOT IN (SELECT generation FROM {relstore_sweep}) LIMIT 10000
+DELETE FROM {relstore_garbage} WHERE abs(generation) NOT IN (?, ?)
+    AND abs(generation) NOT IN (SELECT generation FROM {relstore_sweep}) LIMIT 10000
 
 -- name: unknown_references [hp]
 SELECT s.zoid, s.tid, CASE WHEN s.state_size <= 20000 THEN s.state END

@@ -226,13 +226,17 @@ UNION ALL SELECT -1 WHERE NOT EXISTS (
 SELECT o.zoid FROM {oids} o LEFT JOIN LATERAL (SELECT zoid FROM {current} WHERE zoid = o.zoid LIMIT 1) c ON true
 WHERE c.zoid IS NULL LIMIT 100
 
+-- name: marked [hf]
+SELECT g.zoid FROM {oids} o CROSS JOIN LATERAL
+    (SELECT zoid FROM {relstore_garbage} WHERE generation = ? AND zoid = o.zoid AND goes = 0 LIMIT 1) g
+
 -- name: spare
 UPDATE {relstore_garbage} SET goes = -1 WHERE zoid = ANY (?::bigint[]) AND generation = ?
 
 -- name: forget_garbage
 DELETE FROM {relstore_garbage} WHERE ctid = ANY (ARRAY(
-    SELECT g.ctid FROM {relstore_garbage} g WHERE g.generation NOT IN (?, ?)
-        AND g.generation NOT IN (SELECT generation FROM {relstore_sweep}) LIMIT 10000))
+    SELECT g.ctid FROM {relstore_garbage} g WHERE abs(g.generation) NOT IN (?, ?)
+        AND abs(g.generation) NOT IN (SELECT generation FROM {relstore_sweep}) LIMIT 10000))
 
 -- name: unknown_references [hp]
 SELECT s.zoid, s.tid, CASE WHEN s.state_size <= 20000 THEN s.state END

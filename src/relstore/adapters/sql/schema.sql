@@ -145,7 +145,8 @@ CREATE TABLE {relstore_pack} (
 );
 
 -- What a pack has found. goes: 2, the object, which had this tid; 1, its revisions before this tid; 0, nothing yet; -1,
--- nothing, because it was linked or changed meanwhile. since: when it was first found unreachable, where no history tells.
+-- nothing, because it was linked or changed meanwhile. since: when it was first found unreachable, where no history tells;
+-- 0: now. A negative generation: this object, which goes 0 in the list of that, was linked or changed since; see marks.py.
 -- name: relstore_garbage
 CREATE TABLE {relstore_garbage} (
     generation  {id} NOT NULL,

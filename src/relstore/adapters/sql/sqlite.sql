@@ -53,8 +53,8 @@ UPDATE {relstore_garbage} SET goes = -1 WHERE zoid IN (SELECT value FROM json_ea
 
 -- name: forget_garbage
 DELETE FROM {relstore_garbage} WHERE rowid IN (
-    SELECT g.rowid FROM {relstore_garbage} g WHERE g.generation NOT IN (?, ?)
-        AND g.generation NOT IN (SELECT generation FROM {relstore_sweep}) LIMIT 2000)
+    SELECT g.rowid FROM {relstore_garbage} g WHERE abs(g.generation) NOT IN (?, ?)
+        AND abs(g.generation) NOT IN (SELECT generation FROM {relstore_sweep}) LIMIT 2000)
 
 -- Foreign keys are not enforced here, so chunks of blobs are removed by name.
 -- name: sweep_chunks [hp]
