@@ -44,13 +44,14 @@ class Transaction:
     metadata: the object that tpc_begin was given.
     generation: of the view that it read, or -1.
     began: the generation in which the connection began, whose objects may be as old as that.
+    at: the tid that its view stands at, or an earlier one; None: it has no view.
     refused: see Links.
     tid: given when the transaction is a copy of one that has a tid already.
     packed: whether that one was packed: then it cannot be undone.
     """
 
-    def __init__(self, database: Database, metadata, generation: int, began: int, refused: set[int],
-                 tid: int | None = None, packed: bool = False):
+    def __init__(self, database: Database, metadata, generation: int, began: int, at: int | None,
+                 refused: set[int], tid: int | None = None, packed: bool = False):
         self._database, self._adapter = database, database.adapter
         if tid is not None and tid > LARGEST:
             raise StorageError(f'A transaction with the tid {tid:#x} cannot be added: the largest is {LARGEST:#x}, for '
@@ -58,10 +59,11 @@ class Transaction:
         self.metadata = metadata
         self.phase = OPEN
         self._epoch, self._sweeps = database.epoch_of(generation), database.sweeps_of(began)
-        self._refused, self._tid, self._packed = refused, tid, packed
+        self._at, self._refused, self._tid, self._packed = at, refused, tid, packed
         self._record: Metadata | None = None
         self._spool = Spool(database.untransform, digest=self._adapter.keep_history)
         self._reads: dict[int, int] = {}
+        self._deleted: set[int] = set()     # by a collector outside: see `_look_at_deletions`
         self._session: Session | None = None
         self._ticket: list = []
         self.sweep_state = 0, 0         # as the vote has seen it
@@ -83,6 +85,7 @@ class Transaction:
 
     def delete(self, oid: int, base: int) -> None:
         self._spool.put(oid, base, None)
+        self._deleted.add(oid)
 
     def read_current(self, oid: int, tid: int) -> None:
         if oid > MAX_TID or tid > MAX_TID:
@@ -155,6 +158,8 @@ class Transaction:
         self._database.blobs.refuse_change(self._session, self._spool.blobs, self._spool.deleted)
         links = Links(self._database, self._session, self._spool, self._refused)
         self._look_at_links(links, verdict)
+        if self._deleted:
+            self._look_at_deletions(links)
         if self._database.marks is not None:
             self._taken = self._database.marks.take_off(self._session, verdict.sweeps, verdict.sweeping, links)
         self._ticket, self.sweep_state = verdict.ticket, (verdict.sweeps, verdict.sweeping)
@@ -220,7 +225,7 @@ class Transaction:
         return Ballot(
             epoch=self._epoch, timeout=self._database.options.commit_lock_timeout, bases=bases, locks=locks,
             restored=[row.oid for row in spool if row.restored], reads=reads, restored_tid=self._tid,
-            alone=len(locks) + len(reads) > self._adapter.most_locks)
+            alone=bool(self._deleted) or len(locks) + len(reads) > self._adapter.most_locks)
 
     def _reserve_oids(self) -> None:
         """Objects that come with their oids must not meet others later, that are given the same."""
@@ -252,11 +257,24 @@ class Transaction:
     def _look_at_links(self, links: Links, verdict: Verdict) -> None:
         """See that nothing refers to what a pack removes, or has removed since the connection began; see links.py.
 
-        What is copied with its tid may refer to what comes later.
+        Nor to what was deleted since the view. What is copied with its tid may refer to what comes later.
         """
         swept = self._database.swept(self._sweeps, verdict.sweeps) if self._tid is None else []
+        if self._tid is None and (verdict.sweeping or (self._at or 0) < verdict.deleted
+                                  or self._refused and not self._refused.isdisjoint(links.linked)):
+            swept = None
         if verdict.sweeping or swept != []:
             links.look(verdict.sweeping, swept)
+
+    def _look_at_deletions(self, links: Links) -> None:
+        """An outside collector deletes what it takes for garbage. See that nobody has linked that since its view.
+
+        This transaction has kept all others out, so those that voted before are seen here, and those that vote after it
+        see that something was deleted. Where there is no view nobody knows when the collector looked.
+        """
+        if self._at is not None:
+            links.look_since(self._at, self._deleted)
+        self._adapter.tell_deletion(self._session)
 
     def _resolve_conflicts(self, conflicts: list[tuple[int, int, bytes | None]]) -> list[int]:
         resolved = []

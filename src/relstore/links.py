@@ -13,6 +13,7 @@ from itertools import islice
 from ZODB.POSException import ConflictError
 from ZODB.utils import p64
 
+from relstore.adapters.base import MAX_TID
 from relstore.database import Database
 from relstore.errors import ConfigurationError, StorageError
 from relstore.references import might_refer, unpack
@@ -38,6 +39,10 @@ class Links:
     def __init__(self, database: Database, session: Session, spool: Spool, refused: set[int]):
         self._database, self._adapter, self._session = database, database.adapter, session
         self._spool, self._refused = spool, refused
+
+    @cached_property
+    def _revisions(self) -> Revisions:
+        return Revisions(self._database, Report(), lambda what, done, total: None)
 
     def look(self, sweeping: int, swept: Sequence[Sequence[int]] | None) -> None:
         """Refuse new links to what is being removed, or is not there.
@@ -76,6 +81,18 @@ class Links:
                         f'list has taken the place of its own, so nobody knows whether the object {target:#x} may be '
                         'linked: run a pack to the present with pack-gc true.')
 
+    def look_since(self, at: int, oids: set[int]) -> None:
+        """Refuse to delete objects that were linked after a tid."""
+        position = at, MAX_TID
+        while rows := self._adapter.changes(self._session, *position, READ):
+            position = rows[-1][1], rows[-1][0]
+            for linking, _, refs, *_ in self._revisions.complete(rows, self._session):
+                for oid in oids.intersection(unpack(refs or b'')):
+                    if linking not in oids:
+                        self._database.conflicts.conflict(oid, '', resolved=False)
+                        raise ConflictError(f'The object {oid:#x}, which this transaction deletes, was linked '
+                                            f'meanwhile, by the object {linking:#x}', oid=p64(oid))
+
     def _look_up(self, oids: set[int], gone: Callable[[set[int]], list[int]],
                  error: Callable[[int], Exception]) -> None:
         """Raise an error for one of these objects that is gone. gone: returns some of those that are."""
@@ -94,7 +111,7 @@ class Links:
     def _not_there(self, oid: int) -> Exception:
         """A younger view usually does not find what a pack has removed. To try once more is of no use."""
         message = (f'The object {oid:#x}, to which this transaction adds a reference, is not there: a pack has removed '
-                   'it, or it was missing before')
+                   'it, or it was deleted, or it was missing before')
         if oid in self._refused:
             return StorageError(f'{message}.')
         if len(self._refused) >= REMEMBERED:
@@ -131,10 +148,10 @@ class Links:
 
     def current(self, oids: Iterable[int]) -> Iterator[tuple[int, Collection[int]]]:
         """Yield (oid, what it refers to) of those of these objects that exist."""
-        revisions, left = Revisions(self._database, Report(), lambda what, done, total: None), iter(oids)
+        left = iter(oids)
         while some := list(islice(left, READ)):
             rows = self._adapter.current_revisions(self._session, some)
-            for oid, _, refs, *_ in revisions.complete(rows, self._session):
+            for oid, _, refs, *_ in self._revisions.complete(rows, self._session):
                 yield oid, unpack(refs or b'')
 
 

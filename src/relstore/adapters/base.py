@@ -76,6 +76,14 @@ class Verdict:
     waits: list[tuple[int, float]] = field(default_factory=list)
     sweeps: int = 0         # how many sweeps of a pack have ended
     sweeping: int = 0       # the generation of one that is under way; 0: none is
+    deleted: int = 0        # views of before this tid may hold objects that were deleted; 0: nobody knows of any
+
+    def __post_init__(self):
+        self.see(self.sweeping)
+
+    def see(self, generation: int) -> None:
+        """Take over what relstore_sweep says; see schema.sql."""
+        self.sweeping, self.deleted = max(generation, 0), max(-generation, 0)
 
 
 @dataclass(frozen=True)
@@ -617,6 +625,10 @@ class Adapter:
             raise LookupError(generation)
         return going
 
+    def tell_deletion(self, session: Session) -> None:
+        """Within a vote that was alone: let those that follow know that something is deleted."""
+        session.run(self.sql.tell_deletion)
+
     def marks(self, session: Session, generation: int, limit: int) -> list[int]:
         """Return the objects of a list that go later; see marks.py. Without history."""
         return [oid for oid, in session.all(self.sql.marks, (generation, limit))]
@@ -638,7 +650,7 @@ class Adapter:
         return int(self.meta(session).get('looked', 0))
 
     def missing(self, session: Session, oids: Iterable[int]) -> list[int]:
-        """Return some of the objects that are not there."""
+        """Return some of the objects that are not there, or are deleted."""
         return [oid for oid, in session.all(self.sql.missing, (self.oid_list(oids),))]
 
     def swept(self, session: Session, number: int, limit: int) -> list[int] | None:

@@ -363,7 +363,8 @@ class MySQL(Adapter):
                        for some in _lists(oid for oid in ballot.locks if not bases[oid])]
         statements += [(self.sql.lock_current, (some,)) for some in _lists(sorted({*bases, *ballot.restored}))]
         statements += [(self.sql.lock_read, (some, some)) for some in _lists(reads)]
-        statements.append((self.sql.lock_sweep, ()))        # before what those wait for who have it
+        # Before what those wait for who have it.
+        statements.append((self.sql.lock_sweep_alone if ballot.alone else self.sql.lock_sweep, ()))
         if ballot.restored_tid is not None:
             statements.append((self.sql.lock_commit, ()))
         statements.append((self.sql.voted, ()))
@@ -379,7 +380,8 @@ class MySQL(Adapter):
             found[kind][oid] = tid
         current, shared, read = found['current'], found['shared'], found['read']
         verdict = Verdict(ticket=[vote, session.key, connection, epoch, current], waits=waits)
-        [(verdict.sweeps, verdict.sweeping)] = found['sweep'].items()
+        [(verdict.sweeps, generation)] = found['sweep'].items()
+        verdict.see(generation)
         verdict.outdated = [(oid, read.get(oid, 0)) for oid, tid in reads.items() if read.get(oid, 0) != tid]
         verdict.locked = next((oid for oid in read if oid not in shared), None)
         if ballot.restored_tid is not None and ballot.restored_tid <= last:

@@ -344,7 +344,7 @@ class PostgreSQL(Adapter):
             elif kind == 'since':
                 since, verdict.sweeps = tid, oid
             elif kind == 'sweeping':
-                verdict.sweeping = oid
+                verdict.see(oid)
             else:
                 backend, transaction = oid, tid
                 verdict.ticket = [backend, transaction, since, ballot.epoch]

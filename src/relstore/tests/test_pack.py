@@ -1027,7 +1027,7 @@ class Memory(Suite):
         client, missing, other = self.client(), self.site.new_oid(), self.site.new_oid()
         self.sweeps_that_nobody_is_told_of()
         for oid in missing, other:
-            with self.assertRaisesRegex(ConflictError, 'is not there: a pack has removed it, or it was missing'):
+            with self.assertRaisesRegex(ConflictError, 'is not there: a pack has removed it, or it was deleted'):
                 client.begin().link(cluster.holder, oid)
             for _ in range(2):
                 with self.assertRaisesRegex(StorageError, 'is not there: a pack') as caught:
@@ -1062,6 +1062,126 @@ class Memory(Suite):
             counts.append(len(sent))
         self.assertLessEqual(counts[1] - counts[0], 3)
         self.assertLess(seconds, 5)
+
+
+class Deleted(Suite):
+    """What a collector outside deletes, and others link."""
+
+    def setUp(self):
+        super().setUp()
+        self.collector = self.client(self.opened(commit_lock_timeout=1))
+
+    def delete(self, *oids: bytes) -> TransactionMetaData:
+        """Vote."""
+        txn, view = TransactionMetaData(), self.collector.view
+        view.tpc_begin(txn)
+        try:
+            for oid in oids:
+                view.deleteObject(oid, self.collector._tid(oid), txn)
+            view.tpc_vote(txn)
+        except BaseException:
+            view.tpc_abort(txn)
+            raise
+        return txn
+
+    def test_linked_after_it_was_deleted(self):
+        [cluster] = self.clusters(1)
+        client = self.client()
+        client.load(cluster.one)
+        self.collector.begin().finish(self.delete(cluster.one, cluster.two))
+        with self.assertRaisesRegex(ConflictError, 'or it was deleted'):
+            client.link(cluster.holder, cluster.one)
+        with self.assertRaisesRegex(StorageError, 'or it was deleted'):     # whatever it sees by now
+            client.begin().link(cluster.holder, cluster.one)
+        client.begin().link(cluster.holder, note='as ever')
+        self.ends()
+
+    def test_linked_before_it_is_deleted(self):
+        """The collector's view is older, whether that was committed or has only voted."""
+        first, second = self.clusters(2)
+        client = self.client(self.opened(commit_lock_timeout=1))
+        self.collector.begin()
+        client.link(first.holder, first.one)
+        with self.assertRaisesRegex(ConflictError, 'was linked meanwhile'):
+            self.delete(first.one)
+        client.begin()
+        self.collector.begin()
+        voted = client.vote((second.holder, record(second.one)))
+        with self.assertRaises(LockTimeout):
+            self.delete(second.one)
+        client.finish(voted)
+        with self.assertRaisesRegex(ConflictError, 'was linked meanwhile'):
+            self.delete(second.one)
+        self.collector.begin().finish(self.delete(second.two))      # the collector's error; it was linked before
+        self.assertTrue(self.exists(second.one))
+
+    def test_linked_while_it_is_deleted(self):
+        """Who votes later waits, and sees it."""
+        [cluster] = self.clusters(1)
+        client = self.client(self.opened(commit_lock_timeout=1))
+        client.load(cluster.holder)
+        self.collector.begin()
+        voted = self.delete(cluster.one, cluster.two)
+        with self.assertRaises(LockTimeout):
+            client.link(cluster.holder, cluster.one)
+        self.collector.finish(voted)
+        with self.assertRaises(ConflictError):
+            client.link(cluster.holder, cluster.one)
+        self.ends()
+
+    def test_given_up(self):
+        """Then it is there, and can be linked."""
+        [cluster] = self.clusters(1)
+        client = self.client()
+        self.collector.begin()
+        voted = self.delete(cluster.one, cluster.two)
+        self.collector.view.tpc_abort(voted)
+        client.link(cluster.holder, cluster.one)
+        self.assertLessEqual({cluster.one, cluster.two}, self.ends())
+
+    def test_deleted_during_a_sweep(self):
+        """That knows nothing of it. By a view that is older, in a process that has learnt of the sweep."""
+        [cluster] = self.clusters(1)
+        client, other = self.client(), self.client()
+        client.link(cluster.holder, cluster.one)
+        client.begin().link(cluster.holder, note='it is the collector who says what is garbage')
+        for begins, looks in ('garbage_end', True), ('garbage_end', False):
+            [cluster] = self.clusters(1)
+            old = self.client()
+            with patch.object(type(self.site._adapter), 'writes_alone', lambda adapter, session: True):
+                self.client().link(cluster.holder, cluster.one)
+                old.begin()
+
+                def act(cluster=cluster, looks=looks, old=old):
+                    self.collector.begin().finish(self.delete(cluster.one, cluster.two))
+                    if looks:
+                        with self.assertRaises(ConflictError):
+                            old.link(z64, cluster.holder, cluster.one)
+
+                with before(self.packing, begins, act):
+                    self.pack()
+            other.begin()
+            if not looks:
+                with self.assertRaises(ConflictError):
+                    old.link(z64, cluster.holder, cluster.one)
+            client.begin().link(cluster.holder)
+
+    def test_younger_views_ask_nothing_more(self):
+        [cluster] = self.clusters(1)
+        client, counts, do = self.client(), [], Session._do
+
+        def send(session, act, *arguments):
+            counts[-1] += 1
+            return do(session, act, *arguments)
+
+        for _ in range(2):
+            counts.append(0)
+            client.begin()
+            with patch.object(Session, '_do', send):
+                client.finish(client.vote((z64, record(cluster.holder))))
+            if len(counts) == 1:
+                self.collector.begin().finish(self.delete(cluster.one))
+        self.assertEqual(counts[0], counts[1])
 
 
 class Readers(Suite):
@@ -2545,9 +2665,10 @@ DURABLE = (DurablePostgreSQLHistoryPreserving, DurablePostgreSQLHistoryFree,
            DurableMariaDBHistoryPreserving, DurableMariaDBHistoryFree)
 
 cases(globals(), Relinked, backends=[backend for backend in BACKENDS if not backend.keep_history])
-cases(globals(), Interleaved, Door, Since, Memory, Readers, Field, Records, Killed, Together, Limits, backends=BACKENDS)
+cases(globals(), Interleaved, Door, Since, Memory, Deleted, Readers, backends=BACKENDS)
+cases(globals(), Field, Records, Killed, Together, Limits, backends=BACKENDS)
 cases(globals(), ServerKilled, backends=DURABLE)
 cases(globals(), Copied, backends=BACKENDS[:2] + (DURABLE if THOROUGH else (DURABLE[0], DURABLE[3])))
 cases(globals(), Pooled, backends=(Psycopg2PooledHistoryPreserving, Psycopg3PooledHistoryFree))
-del Suite, Relinked, Interleaved, Door, Since, Memory, Readers, Field, Records, Killed, Together, Limits, Copied
-del ServerKilled, Pooled
+del Suite, Relinked, Interleaved, Door, Since, Memory, Deleted, Readers, Field, Records, Killed, Together, Limits
+del Copied, ServerKilled, Pooled

@@ -27,7 +27,7 @@ from relstore.errors import LockTimeout, Unavailable
 from relstore.tests.backends import THOROUGH, cases
 from relstore.tests.servers import MemcachedServer, memcached_program
 from relstore.tests.test_concurrency import Place, place_of
-from relstore.tests.test_pack import BACKENDS, Client, links, reachable, record, transaction_of
+from relstore.tests.test_pack import BACKENDS, Client, linked, reachable, record, transaction_of
 from relstore.tests.test_views import MARIADB, Crowded
 
 SECONDS = float(os.environ.get('RELSTORE_PACK_SECONDS', 2))
@@ -85,10 +85,10 @@ class Writer:
         """Have some objects refer to others: to new ones, to what they see, to what they know, or to nothing."""
         chance, changes, created = self._chance, {}, []
         for oid in chance.sample(self._holders, chance.randint(1, 3)):
-            seen = links(client.load(oid))
+            seen = linked(client.load(oid))
             for stone in seen[:2]:
                 with suppress(POSKeyError):
-                    seen += links(client.load(stone))
+                    seen += linked(client.load(stone))
             self._known += seen
             kept = chance.sample(seen, min(len(seen), chance.randint(0, 2)))
             new = [self._storage.new_oid() for _ in range(chance.randint(0, 2))]
@@ -211,7 +211,7 @@ class Storm(TestCase):
         with storage._pool.session() as session:
             referring = [(holder, tid) for page in adapter.revisions(session, True)
                          for holder, tid, refs, state, _ in page
-                         if oid in links(state or adapter.load_serial(session, holder, tid)[0] or b'')]
+                         if oid in linked(state or adapter.load_serial(session, holder, tid)[0] or b'')]
             return {'referring': referring} | {
                 what: session.all(statement) for what, statement in {
                     'sweep': 'SELECT * FROM relstore_sweep',

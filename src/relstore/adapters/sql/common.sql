@@ -249,7 +249,7 @@ SELECT max(zoid) FROM (SELECT zoid FROM {relstore_garbage} WHERE generation = ? 
                        ORDER BY zoid LIMIT ?) g
 
 -- name: sweep_state
-SELECT number, generation FROM {relstore_sweep}
+SELECT number, CASE WHEN generation > 0 THEN generation ELSE 0 END FROM {relstore_sweep}
 
 -- name: start_sweep
 UPDATE {relstore_sweep} SET generation = ?, packed_to = CASE WHEN packed_to < ? THEN ? ELSE packed_to END
@@ -262,10 +262,22 @@ UPDATE {relstore_pack} SET progress = 'sweeping' WHERE generation = ?
 
 -- One that was interrupted, and whose list is gone: what it has removed is not known, so its number is that of no list.
 -- name: forget_sweep
-UPDATE {relstore_sweep} SET generation = 0, number = number + 1 WHERE generation <> 0
+UPDATE {relstore_sweep} SET generation = 0, number = number + 1 WHERE generation > 0
 
--- name: end_sweep
-UPDATE {relstore_sweep} SET generation = 0, number = number + 1 WHERE generation = ?
+-- name: end_sweep [hp]
+UPDATE {relstore_sweep} SET generation = -1 - (SELECT max(tid) FROM {transaction}), number = number + 1
+WHERE generation = ?
+
+-- name: end_sweep [hf]
+UPDATE {relstore_sweep} SET generation = -1 - (SELECT coalesce(max(tid), 0) FROM {object_state}), number = number + 1
+WHERE generation = ?
+
+-- Let votes know that views of before may hold what is being deleted. During a sweep they look in any case.
+-- name: tell_deletion [hp]
+UPDATE {relstore_sweep} SET generation = -1 - (SELECT max(tid) FROM {transaction}) WHERE generation <= 0
+
+-- name: tell_deletion [hf]
+UPDATE {relstore_sweep} SET generation = -1 - (SELECT coalesce(max(tid), 0) FROM {object_state}) WHERE generation <= 0
 
 -- Of an earlier sweep nobody asks any more; nor of one whose row came with a list from a copy of the database.
 -- name: forget_numbers
@@ -300,12 +312,13 @@ ON CONFLICT (generation, zoid) DO NOTHING
 -- name: taken_marks [hf]
 SELECT zoid FROM {relstore_garbage} WHERE generation < 0
 
--- Which of these are not there?
+-- Which of these are not there, or deleted?
 -- name: missing [hp]
-SELECT o.zoid FROM {oids} o LEFT JOIN {current_object} c ON c.zoid = o.zoid WHERE c.zoid IS NULL LIMIT 100
+SELECT o.zoid FROM {oids} o LEFT JOIN {current_object} c ON c.zoid = o.zoid
+    LEFT JOIN {object_state} s ON s.zoid = c.zoid AND s.tid = c.tid WHERE s.state IS NULL LIMIT 100
 
 -- name: missing [hf]
-SELECT o.zoid FROM {oids} o LEFT JOIN {object_state} c ON c.zoid = o.zoid WHERE c.zoid IS NULL LIMIT 100
+SELECT o.zoid FROM {oids} o LEFT JOIN {object_state} s ON s.zoid = o.zoid WHERE s.state IS NULL LIMIT 100
 
 -- What a sweep has removed, if that is still known.
 -- name: swept

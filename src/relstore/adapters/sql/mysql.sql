@@ -191,6 +191,10 @@ SELECT 'commit', tid, 0, TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) FROM {co
 -- name: lock_sweep
 SELECT 'sweep', number, generation, 0 FROM {relstore_sweep} LOCK IN SHARE MODE
 
+-- Deletions keep all other commits out: see Transaction.
+-- name: lock_sweep_alone
+SELECT 'sweep', number, generation, 0 FROM {relstore_sweep} FOR UPDATE
+
 -- name: voted
 SELECT ({epoch}), (SELECT coalesce(max(tid), 0) FROM {last}), CONNECTION_ID()
 

@@ -222,9 +222,15 @@ UNION ALL SELECT -1 WHERE NOT EXISTS (
     SELECT 1 FROM {relstore_pack} p CROSS JOIN {relstore_meta} m
     WHERE p.generation = ? AND m.name = 'sweeping' AND m.value = p.token)
 
--- name: missing
-SELECT o.zoid FROM {oids} o LEFT JOIN LATERAL (SELECT zoid FROM {current} WHERE zoid = o.zoid LIMIT 1) c ON true
-WHERE c.zoid IS NULL LIMIT 100
+-- name: missing [hp]
+SELECT o.zoid FROM {oids} o LEFT JOIN LATERAL (SELECT tid FROM {current_object} WHERE zoid = o.zoid LIMIT 1) c ON true
+    LEFT JOIN LATERAL (SELECT state FROM {object_state} WHERE zoid = o.zoid AND tid = c.tid LIMIT 1) s ON true
+WHERE s.state IS NULL LIMIT 100
+
+-- name: missing [hf]
+SELECT o.zoid FROM {oids} o
+    LEFT JOIN LATERAL (SELECT state FROM {object_state} WHERE zoid = o.zoid LIMIT 1) s ON true
+WHERE s.state IS NULL LIMIT 100
 
 -- name: marked [hf]
 SELECT g.zoid FROM {oids} o CROSS JOIN LATERAL

@@ -157,7 +157,8 @@ CREATE TABLE {relstore_garbage} (
     PRIMARY KEY (generation, zoid)
 );
 
--- One row. number: how many sweeps have ended; generation: what is being swept, 0: nothing; packed_to: transactions up
+-- One row. number: how many sweeps have ended; generation: what is being swept, 0: nothing, negative: neither, and views
+-- of before the tid that this is with the sign turned may hold what was deleted (IExternalGC); packed_to: transactions up
 -- to here cannot be undone.
 -- name: relstore_sweep
 CREATE TABLE {relstore_sweep} (
