@@ -16,8 +16,8 @@ that, in short steps. What could interleave, and why nothing that is reachable i
   what nothing refers to. A number counts the sweeps; where it was smaller when the connection began, vote looks whether
   what is linked is there (commit.py). Every poll tells it, too, and then what was cached is dropped (database.py).
 
-An outside collector (IExternalGC) deletes in a transaction, which keeps all others out from its vote to its end, and leaves
-word: views that are older look whether what they link is deleted (commit.py).
+An outside collector (IExternalGC) deletes in a transaction, which keeps all others out from its vote to its end, and
+leaves word: views that are older look whether what they link is deleted (commit.py).
 
 So the steps need no lock: nobody else reads or writes the rows that they remove. RelStorage looks at none of this. What
 it does during a sweep is read before each step, and where it may write nothing goes that was garbage for a moment only.

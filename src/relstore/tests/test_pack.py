@@ -480,11 +480,11 @@ class Door(Suite):
                 client.begin().link(cluster.holder, cluster.one)
             lock_votes(session, timeout)
 
-        def fail_once(session, prepared):
+        def fail_once(session, prepared, now):
             tries.append(prepared)
             if len(tries) == 1:
                 raise LockTimeout('for once')
-            start_sweep(session, prepared)
+            start_sweep(session, prepared, now)
 
         with patch.object(self.packing, 'lock_votes', link_and_lock), \
                 patch.object(self.packing, 'start_sweep', fail_once):
