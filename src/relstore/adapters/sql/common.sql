@@ -264,12 +264,13 @@ UPDATE {relstore_pack} SET progress = 'sweeping' WHERE generation = ?
 -- name: forget_sweep
 UPDATE {relstore_sweep} SET generation = 0, number = number + 1 WHERE generation > 0
 
+-- What was deleted during the sweep the views know that have seen the newest transaction.
 -- name: end_sweep [hp]
-UPDATE {relstore_sweep} SET generation = -1 - (SELECT max(tid) FROM {transaction}), number = number + 1
+UPDATE {relstore_sweep} SET generation = -(SELECT max(tid) FROM {transaction}), number = number + 1
 WHERE generation = ?
 
 -- name: end_sweep [hf]
-UPDATE {relstore_sweep} SET generation = -1 - (SELECT coalesce(max(tid), 0) FROM {object_state}), number = number + 1
+UPDATE {relstore_sweep} SET generation = -(SELECT coalesce(max(tid), 0) FROM {object_state}), number = number + 1
 WHERE generation = ?
 
 -- Let votes know that views of before may hold what is being deleted. During a sweep they look in any case.
