@@ -1002,6 +1002,7 @@ class Rows(RowsSuite):
 
     def test_deletion(self):
         oid = self._conflict()
+        self.view.poll_invalidations()      # who refers to it was changed since
         tid = commit(self.view, work=lambda txn: self.view.deleteObject(oid, self.view.getTid(oid), txn))
         self.assertEqual(self._check(self.storage)[u64(oid), u64(tid)], b'')
 
