@@ -16,7 +16,7 @@ So a find() that overtakes or is overtaken by an advance() answers for `at`, whi
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
-from itertools import islice
+from itertools import islice, takewhile
 from threading import Lock
 
 from relstore.bases import Base, Bases, Standing
@@ -383,6 +383,17 @@ class Cache:
             if tid > at:
                 return None
             return tid if tid > since else 0
+
+    def newest_changes(self, size: int, after: int = 0) -> tuple[int, int, list[tuple[int, int]]]:
+        """Return (head, floor, [(oid, tid)]): up to `size` objects that changed last, after a tid, newest first.
+
+        These are all that have changed after that floor.
+        """
+        with self._lock:
+            later = takewhile(lambda change: change[1] > after, reversed(self._changed.items()))
+            newest = list(islice(later, size))
+            floor = newest[-1][1] if len(newest) == size else max(self.floor, after)
+            return self.head, floor, newest
 
     def current(self, generation: int | None = None) -> tuple[int, list[tuple[int, int, bytes]]]:
         """Return (head, [(oid, tid, state)] of the cached revisions that are right there), those in use first."""

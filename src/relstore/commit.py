@@ -30,6 +30,8 @@ from relstore.spool import Spool
 
 # Seconds to go on asking for the outcome of a commit, while no server can be reached.
 OUTCOME_PATIENCE = 60.0
+# Objects that tell in a vote, where no history does, that what was read is still there.
+PROBES = 5
 # How far a transaction is, and what that means for whoever wants to go on otherwise.
 OPEN = 'it has not voted: tpc_vote comes before tpc_finish'
 FAILED = 'its vote has failed, and nothing but tpc_abort can follow'
@@ -222,8 +224,12 @@ class Transaction:
         bases = sorted((row.oid, row.base) for row in spool if not row.restored)
         reads = sorted((oid, tid) for oid, tid in self._reads.items() if oid not in spool)
         locks = [oid for oid, base in bases if base or not issued(oid)]
+        lags = self._adapter.may_lag        # there what is known may not have arrived
+        known = () if lags or self._adapter.keep_history else self._database.changed_last(PROBES)
         return Ballot(
-            epoch=self._epoch, timeout=self._database.options.commit_lock_timeout, bases=bases, locks=locks,
+            epoch=self._epoch if self._database.is_current(self._generation) else '',
+            at=None if lags else self._at, known=known, bases=bases, locks=locks,
+            timeout=self._database.options.commit_lock_timeout,
             restored=[row.oid for row in spool if row.restored], reads=reads, restored_tid=self._tid,
             alone=bool(self._deleted) or len(locks) + len(reads) > self._adapter.most_locks)
 
@@ -238,9 +244,11 @@ class Transaction:
             self._adapter.reserve_oids(self._session, self._highest)
 
     def _refuse(self, verdict: Verdict) -> None:
-        if verdict.epoch_changed:
+        went_back = self._went_back(verdict)
+        if verdict.epoch_changed or went_back:
             self._session.rollback()
-            self._database.poll(self._session)      # the next attempt is to know, also that of one who never polls
+            # The next attempt is to know, also that of one who never polls.
+            self._database.poll(self._session, went_back)
             raise Unavailable('The database was restarted after a crash, failed over, or restored since this '
                               'transaction read from it; nothing was stored.')
         if verdict.outdated:
@@ -253,6 +261,15 @@ class Transaction:
         if verdict.last_tid is not None:
             raise StorageError(f'A transaction with the tid {self._tid:#x} cannot be added: the newest in the '
                                f'database has {verdict.last_tid:#x}.')
+
+    def _went_back(self, verdict: Verdict) -> bool:
+        """Whether an object is older than the revision which this transaction is based on, that was there."""
+        if self._adapter.may_lag:
+            return False
+        newest = self._database.cache.head
+        bases = [(tid, self._spool.get(oid).base) for oid, tid, _ in verdict.conflicts]
+        bases += [(tid, self._reads[oid]) for oid, tid in verdict.outdated]
+        return any(0 < tid < base <= newest for tid, base in bases)
 
     def _look_at_links(self, links: Links, verdict: Verdict) -> None:
         """See that nothing refers to what a pack removes, or has removed since the connection began; see links.py.

@@ -8,23 +8,28 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import cache, partial
 
+from relstore import proof
 from relstore.adapters.base import MAX_TID, Adapter
 from relstore.blobs import Blobs
 from relstore.cache import Cache
 from relstore.conflicts import Conflicts
 from relstore.counter import CommitCounter
-from relstore.errors import OutcomeUnknown
+from relstore.errors import OutcomeUnknown, StorageError
 from relstore.marks import Marks
 from relstore.memcache import Memcached, split_servers
 from relstore.oids import OidAllocator
 from relstore.options import Options
 from relstore.polling import Answer, Polling
+from relstore.proof import Finding
 from relstore.readahead import Counts
 from relstore.session import Session, SessionPool
 from relstore.tier import Tier
 from relstore.warmstart import WarmStart
 
 log = logging.getLogger('relstore')
+
+# Objects that are remembered from the beginning of an epoch: see `changed_last`.
+EARLY = 20
 
 
 class Database:
@@ -61,6 +66,7 @@ class Database:
         self.blobs = Blobs(adapter, self.cache, self.plain)
         self._lock = threading.Lock()           # for changes of the epoch, with the cache's generation
         self._epoch: str | None = None
+        self._early: list[tuple[int, int]] = []         # (oid, tid) of what was newest when the epoch was begun
         self._first_generation = 0              # of the epoch
         # How many sweeps of a pack are known, from which generation of this epoch on: in the order of these.
         self._sweeps: dict[int, int] = {}
@@ -77,8 +83,11 @@ class Database:
                 self.warm = self._saved_cache()
                 sweeps, _ = adapter.sweep_state(session)
                 last = cache(partial(adapter.last_tid, session))        # asked after the file, which others may renew
-                since = self.warm.head(_named(session.epoch, sweeps), last) if self.warm else last()
-                self._begin(session.epoch, sweeps, since=since, last=last())
+                since = last()
+                if self.warm:
+                    named, proves = self._lasting(session.epoch, sweeps), partial(proof.is_proven, adapter, session)
+                    since = self.warm.head(named, last, proves)
+                self._begin(session, session.epoch, sweeps, since=since, last=last())
                 if self.cache.head < last():
                     self.poll(session)
                 if self.marks is not None:
@@ -110,7 +119,12 @@ class Database:
             database = this()
             return '' if database is None else database._named_epoch_of(generation)
 
-        warm = WarmStart(options.cache_local_dir, self.name, self.cache, epoch_of,
+        def proves(known: proof.Known) -> bool:
+            database = this()
+            return database is not None and database.pool.attempt(
+                lambda session: proof.is_proven(database.adapter, session, known))
+
+        warm = WarmStart(options.cache_local_dir, self.name, self.cache, epoch_of, proves,
                          options.cache_local_mb << 20 if largest is None else largest)
         weakref.finalize(self, warm.stop)
         return warm
@@ -146,7 +160,13 @@ class Database:
 
     def _named_epoch_of(self, generation: int) -> str:
         with self._lock:
-            return _named(self._epoch, self.sweeps_of(generation)) if generation == self.cache.generation else ''
+            if generation != self.cache.generation:
+                return ''
+            return self._lasting(self._epoch, self.sweeps_of(generation))
+
+    def _lasting(self, epoch: str, sweeps: int) -> str:
+        """Return what to call an epoch in what is to serve after a restart of everything."""
+        return _named(self.adapter.lasting(epoch), sweeps)
 
     def known(self) -> Answer:
         """Return where a view may stand without a question to the database."""
@@ -160,26 +180,34 @@ class Database:
             at = max(at, self.cache.head)       # others may have polled later, and their answer is ours too
         return at, generation
 
-    def poll(self, session: Session) -> Answer:
+    def poll(self, session: Session, lost: bool = False) -> Answer:
         """Bring the cache up to date; return (the newest tid, the generation it belongs to).
 
+        lost: somebody has seen that the database went back.
         Where the adapter reads_in_snapshot, the session then holds a snapshot of just that state.
         """
         if self._forked:
-            self._begin_in_child()
+            self._begin_in_child(session)
         generation = self.cache.generation      # read before head: see Cache
         since = self.cache.head
         self.polling.sent += 1
-        epoch, last, sweeps, changes = self.adapter.poll(session, since, self.options.poll_limit)
-        if epoch != self._epoch or last < since:
+        epoch, last, sweeps, stands, changes = self.adapter.poll(session, since, self.options.poll_limit)
+        if epoch == self._epoch and (stands < since or lost):
+            found = Finding.LOST if lost else self._finding(session, generation, sweeps, since, last, stands, changes)
+            lost = found is not Finding.HOLDS
+            tell = found is Finding.LOST
+        else:
+            tell = epoch != self._epoch and self.adapter.is_learnt_late(self._epoch, epoch)
+        if tell and self._end_epoch(session, generation, epoch):
+            epoch, last, sweeps, stands, changes = self.adapter.poll(session, since, self.options.poll_limit)
+        if epoch != self._epoch or lost:
             with self._lock:
                 if generation != self.cache.generation:
                     return last, generation     # a late answer, from an epoch that others know is over
-                if epoch != self._epoch or last < since:
-                    log.warning('The database is not what it was: restarted after a crash, failed over, restored or '
-                                'emptied. It stands at tid %#x, and everything cached is dropped.', last)
-                    self._begin_anew(epoch, sweeps, last)
-                    return last, self.cache.generation
+                log.warning('The database is not what it was: restarted, failed over, restored or emptied. It stands '
+                            'at tid %#x, and everything cached is dropped.', last)
+                self._begin_anew(session, epoch, sweeps, last)
+                return last, self.cache.generation
         if self.marks is not None and sweeps > self.marks.known.number:
             self.marks.learn(session, sweeps)
         if sweeps > self.sweeps_of(generation):
@@ -191,6 +219,35 @@ class Database:
         if self.tier is not None:
             self.tier.look()
         return last, generation
+
+    def _finding(self, session: Session, generation: int, sweeps: int, since: int, last: int, stands: int,
+                 changes: Sequence[tuple[int, int]]) -> Finding:
+        """Look into an answer from which what was known is missing. The session is the one that was answered."""
+        if last < since:
+            # Where it may lag, or a sweep has removed the last transaction, nobody else is to be disturbed.
+            certain = not self.adapter.may_lag and sweeps == self.sweeps_of(generation)
+            return Finding.LOST if certain else Finding.PERHAPS_LOST
+        if self.adapter.may_lag or len(changes) > self.options.poll_limit:
+            return Finding.HOLDS        # of the latter nothing is served any more
+        *_, newest = self.cache.newest_changes(self.cache.log_limit, stands)
+        known = proof.Known(since, 0, [*self._early, *newest])
+        return proof.finding(self.adapter, session, known, stands, {oid for oid, _ in changes})
+
+    def _end_epoch(self, session: Session, generation: int, epoch: str) -> bool:
+        """Have all other processes learn that the database went back, which some could not see any more later."""
+        if self.options.read_only or self.adapter.may_lag or generation != self.cache.generation:
+            return False
+        try:
+            self.adapter.end_epoch(session, epoch)
+        except StorageError as e:
+            log.warning('The other processes could not be told that the database went back: %s', e)
+            if session.broken:
+                raise
+        return True
+
+    def changed_last(self, size: int) -> Sequence[tuple[int, int]]:
+        """Return (oid, tid) of some objects, which cannot be older than that: those that changed last."""
+        return self.cache.newest_changes(size)[2] or self._early[:size]
 
     @contextmanager
     def announced(self) -> Iterator[None]:
@@ -210,7 +267,7 @@ class Database:
             if self.counter is not None and over:
                 self.counter.done(token)
 
-    def _begin(self, epoch: str, sweeps: int, last: int, since: int | None = None) -> None:
+    def _begin(self, session: Session, epoch: str, sweeps: int, last: int, since: int | None = None) -> None:
         """Start a generation of views and cached states.
 
         sweeps: how many have ended. last: the newest tid. since: in a new process, where the log is to begin because
@@ -218,11 +275,15 @@ class Database:
         """
         base = None
         if self.tier is not None:
-            base = self.tier.begin(self.name, _named(epoch, sweeps), self.cache.generation + 1, last)
+            # The same epoch, though it begins anew: what the processes share may be of what was lost.
+            afresh = epoch == self._epoch and since is None
+            stands = partial(self.adapter.stands, session) if self.adapter.keep_history else None
+            base = self.tier.begin(self.name, _named(epoch, sweeps), self.cache.generation + 1, last, stands, afresh)
         if since is None:
             since = last
         elif base is not None:
             since = min(since, base)
+        self._early = self.adapter.newest(session, EARLY)
         self.oids.forget()      # the database may count them anew
         if self.marks is not None:
             self.marks.forget()
@@ -267,11 +328,11 @@ class Database:
             del swept[next(iter(swept))]
         self._swept = swept
 
-    def _begin_anew(self, epoch: str, sweeps: int, last: int) -> None:
+    def _begin_anew(self, session: Session, epoch: str, sweeps: int, last: int) -> None:
         self.pool.retire()      # sessions know the epoch they began in
         if self.warm is not None:
             self.warm.discard()
-        self._begin(epoch, sweeps, last)
+        self._begin(session, epoch, sweeps, last)
         if self.counter is not None:
             self.counter.done(False)    # as of a commit that nobody counted: the others have to see it, too
 
@@ -283,8 +344,8 @@ class Database:
             epoch = self.adapter.epoch(session)
             sweeps, _ = self.adapter.sweep_state(session)
             self.blobs.look(session)
-        with self._lock:
-            self._begin_anew(epoch, sweeps, 0)
+            with self._lock:
+                self._begin_anew(session, epoch, sweeps, 0)
 
     def plain(self, state: bytes | None) -> bytes | None:
         """Return a record as it was before a storage around this one has wrapped it; as it is where none did."""
@@ -304,10 +365,10 @@ class Database:
         }
 
     def close(self) -> None:
+        if self.warm is not None:
+            self.warm.close()       # it asks the database about what others have saved
         self.pool.close()
         self.conflicts.close()
-        if self.warm is not None:
-            self.warm.close()
         if self.memcached is not None:
             self.counter.close()
             self.memcached.close()
@@ -320,17 +381,18 @@ class Database:
                 part.after_fork()
         self._forked = True
 
-    def _begin_in_child(self) -> None:
+    def _begin_in_child(self, session: Session) -> None:
         """Begin as a new process does, at the first poll: a child that does not use the storage shall do nothing."""
         with self._lock:
             if self._forked:
                 head, sweeps = self.cache.head, self.sweeps_of(self.cache.generation)
                 if self.warm is None or not self.warm.is_open:
-                    self._begin(self._epoch, sweeps, head, head)
+                    self._begin(session, self._epoch, sweeps, head, head)
                 else:
                     # A file that is newer was saved by another process, and serves as well.
-                    saved = self.warm.head(_named(self._epoch, sweeps), lambda: MAX_TID)
-                    self._begin(self._epoch, sweeps, head, min(head, saved))
+                    proves = partial(proof.is_proven, self.adapter, session)
+                    saved = self.warm.head(self._lasting(self._epoch, sweeps), lambda: MAX_TID, proves)
+                    self._begin(session, self._epoch, sweeps, head, min(head, saved))
                     self.warm.start()
                 self._forked = False
 

@@ -146,8 +146,10 @@ class Packer:
         if pack.gc != self._gc:
             raise ConfigurationError(f'What is prepared in {self._adapter} was prepared with pack-gc '
                                      f'{str(bool(pack.gc)).lower()}; set it so, or prepare again.')
-        if (self._adapter.meta(session).get('prepared') != pack.token
-                and not self._adapter.has_tid(session, pack.marked_tid)):
+        # Where there is a history its row stays. Without, what was prepared here may have been written again.
+        here = not self._adapter.keep_history and self._adapter.meta(session).get('prepared') == pack.token
+        if (self._adapter.last_tid(session) < pack.marked_tid
+                or not here and not self._adapter.has_tid(session, pack.marked_tid)):
             raise ConfigurationError(
                 f'What is prepared in {self._adapter} was prepared on another state of it: its newest transaction '
                 f'{pack.marked_tid:#x} is not to be found here. Prepare again.')

@@ -396,7 +396,7 @@ class RelStore(UndoLogCompatible):
         self._commit_lock.acquire()
         try:
             self._end_snapshot()    # an instance holds one session at most: oids and the vote will need one
-            at = self._last[0] if self._at is None else self._at
+            at = self._last[0] if self._at is None and self._database.is_current(self._last[1]) else self._at
             self._txn = Transaction(self._database, transaction, self._generation, self._began, at, self._refused,
                                     None if tid is None else u64(tid), packed=status == 'p')
         except BaseException:

@@ -14,7 +14,7 @@ needs, its own process's log of changes says; where the log does not reach back 
 """
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from hashlib import blake2b
 
@@ -62,22 +62,24 @@ class Tier:
         self._next_look = 0.0
         self.hits = self.misses = 0
 
-    def begin(self, database: str, epoch: str, generation: int, last: int) -> int | None:
+    def begin(self, database: str, epoch: str, generation: int, last: int,
+              stands: Callable[[int], int] | None = None, afresh: bool = False) -> int | None:
         """Start under the keys of this epoch, for the views of that generation of the cache.
 
-        last: the newest tid in the database.
+        last: the newest tid in the database. stands: returns the newest up to a tid that is there, where there is a
+        history. afresh: what is shared for the bases in use may be of transactions that were lost.
         Return the tid that the cache's log should reach back to, so that it can use all that the others share; None
         if they share nothing. Asks memcached, unless this process goes on as before: after a fork.
         """
         namespace = keys_of(self._prefix, database, epoch)
         known = self._epoch
         bases: tuple[int, ...] = ()
-        if known is not None and known.namespace == namespace and last >= self._cache.head:
+        if known is not None and known.namespace == namespace and last >= self._cache.head and not afresh:
             bases = known.bases
         else:
             with suppress(Unreachable):
                 bases = self._shared_bases(namespace) or ()
-                if bases and bases[0] > last:
+                if afresh or bases and (bases[0] > last or stands is not None and stands(bases[0]) < bases[0]):
                     # A backup was restored, with the epoch in it. What is stored for that base has states of lost
                     # commits.
                     bases = (last,)

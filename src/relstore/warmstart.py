@@ -2,11 +2,14 @@
 
 One file serves all processes of a machine that open the same database.  It holds states that were current at one tid,
 its head.  It is used only where the log of the cache reaches back to that head, and then by the rules of the cache:
-what changed since is never served to a view that sees the change.  An epoch that is over makes it void.
+what changed since is never served to a view that sees the change.  An epoch that is over makes it void, as far as it
+outlasts a restart of everything.  And a backup may have taken the place of the database, with its epoch: so the file
+tells which objects had changed last, and is used only where the database proves to be the one that it was saved from.
 
 The file, all numbers big-endian:
 
-    header      'relstore', version (2 bytes), head (8), length of database (2) and of epoch (2), database, epoch;
+    header      'relstore', version (2 bytes), head (8), floor (8), length of database (2) and of epoch (2), how many
+                objects (2) follow, database, epoch; oid (8) and tid (8) of the objects that changed after the floor;
                 CRC-32 of all that (4)
     block       length (4), checksum (4), and that many bytes of records; what is most useful comes first
     record      oid (8), tid (8), length (4), state
@@ -29,6 +32,8 @@ from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
 from relstore.cache import Cache
+from relstore.errors import StorageError
+from relstore.proof import ENOUGH, Known
 
 log = logging.getLogger('relstore')
 
@@ -39,8 +44,9 @@ BLOCK_BYTES = 1 << 16
 # Seconds between two blocks: who loads meanwhile shall not wait for more than one.
 PAUSE = .001
 
-MAGIC, VERSION = b'relstore', 1
-HEADER = struct.Struct('>8sHQHH')
+MAGIC, VERSION = b'relstore', 2
+HEADER = struct.Struct('>8sHQQHHH')
+CHANGE = struct.Struct('>QQ')
 CHECKSUM = struct.Struct('>I')
 BLOCK = struct.Struct('>II')
 RECORD = struct.Struct('>QQI')
@@ -60,16 +66,19 @@ class WarmStart:
     """Keeps the states of a cache in a file: its thread reads them once, and saves them now and then.
 
     directory: made when it is needed.  database: its name, the same for whoever opens it.  epoch_of: from a generation
-    of the cache to its epoch, '' if it is past.  largest: bytes that the file may have, about.
+    of the cache to its epoch, '' if it is past.  proves: asks the database whether something is known of it.  largest:
+    bytes that the file may have, about.
 
     Nothing here fails the application: what goes wrong with the file is told in the log.
     """
 
-    def __init__(self, directory: str, database: str, cache: Cache, epoch_of: Callable[[int], str], largest: int):
+    def __init__(self, directory: str, database: str, cache: Cache, epoch_of: Callable[[int], str],
+                 proves: Callable[[Known], bool], largest: int):
         self._directory = os.path.abspath(os.path.expanduser(directory))
         self._name = f'relstore-{database}.cache'
         self.path = os.path.join(self._directory, self._name)
-        self._database, self._cache, self._epoch_of, self._largest = database, cache, epoch_of, largest
+        self._database, self._cache, self._epoch_of, self._proves = database, cache, epoch_of, proves
+        self._largest = largest
         self._thread: threading.Thread | None = None
         self._begin()
 
@@ -77,14 +86,16 @@ class WarmStart:
         self.filled = threading.Event()     # has the file been read, as far as it is of use?
         self._stop = threading.Event()
         self._usable = False
+        self._proven: tuple | None = None   # the file that head() has looked at
         self._saved: tuple | None = None    # what the cache was like when it agreed with the file
 
     # For the Database ---------------------------------------------------------------------------------------------
 
-    def head(self, epoch: str, last_tid: Callable[[], int]) -> int:
+    def head(self, epoch: str, last_tid: Callable[[], int], proves: Callable[[Known], bool]) -> int:
         """Return from which tid on changes must be known for the file to be of use; if it is of none, the last tid.
 
-        Reads the header only.  last_tid asks the database, after that: another process may save meanwhile.
+        Reads the header only.  last_tid asks the database, after that: another process may save meanwhile.  proves: as
+        for all others, in a session that is at hand.
         """
         try:
             with self._open(epoch) as file:
@@ -92,7 +103,9 @@ class WarmStart:
                 if file.head > last:
                     self.discard()          # before the database has passed what is wrong in it
                     raise Unusable(f'the database went back, to tid {last:#x}, since it was saved')
-                self._usable = True
+                if file.head < last:
+                    self._prove(file, proves)
+                self._usable, self._proven = True, file.identity
                 return file.head
         except Unusable as why:
             log.log(why.level, '%s is not used: %s.', self.path, why)
@@ -110,6 +123,7 @@ class WarmStart:
 
     def discard(self) -> None:
         """Remove the file: the database is not what it was."""
+        self._proven = None
         with suppress(OSError):
             os.unlink(self.path)
 
@@ -148,6 +162,7 @@ class WarmStart:
         try:
             # It may have been written anew since head() looked: that head is not smaller, and serves as well.
             with self._open(self._epoch_of(generation)) as file:
+                self._prove(file, self._proves)         # another one, perhaps
                 for rows in file.blocks():
                     if not self._cache.fill(rows, file.head, generation):
                         break
@@ -171,20 +186,34 @@ class WarmStart:
         except OSError as error:
             raise Unusable(str(error)) from error
 
+    def _prove(self, file: '_Saved', proves: Callable[[Known], bool]) -> None:
+        if file.identity == self._proven:
+            return              # should the database have been restored after that, the cache begins anew
+        try:
+            proven = proves(file.known)
+        except StorageError as error:
+            raise Unusable(f'the database could not be asked whether it is the one that it was saved from: {error}',
+                           logging.INFO) from error
+        if not proven:
+            raise Unusable('the database may have been restored, refilled or packed since it was saved')
+
     # Saving -------------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
         """Write the file, if there is anything new to say. A warning tells that it failed; the old one stays then."""
         generation = self._cache.generation
         epoch, mark = self._epoch_of(generation), self._mark(generation)
+        known = Known(*self._cache.newest_changes(ENOUGH))
         head, rows = self._cache.current(generation)    # none, if the generation is past meanwhile
+        if known.head != head:
+            known = Known(head, head, [])       # somebody has polled in this moment: its newest transaction will do
         if not rows or mark == self._saved:
             return
         try:
             self._make_directory()
             self._remove_abandoned()
             with self._replaced() as file:
-                self._write(file, epoch, head, self._rows(rows, head, epoch, generation))
+                self._write(file, epoch, known, self._rows(rows, head, epoch, generation))
         except OSError as error:
             log.warning('The cache could not be saved in %s: %s.', self.path, error)
         else:
@@ -211,6 +240,7 @@ class WarmStart:
             yield row
         try:
             with self._open(epoch) as file:
+                self._prove(file, self._proves)
                 # After current(), so that it covers at least (file.head, head]. None: the log does not reach back.
                 changed = self._cache.invalidations(file.head, None, generation)
                 if changed is None:
@@ -222,8 +252,8 @@ class WarmStart:
         except Unusable as why:
             log.debug('%s is not copied from: %s.', self.path, why)
 
-    def _write(self, file: BinaryIO, epoch: str, head: int, rows: Iterable[Row]) -> None:
-        file.write(_header(self._database, epoch, head))
+    def _write(self, file: BinaryIO, epoch: str, known: Known, rows: Iterable[Row]) -> None:
+        file.write(_header(self._database, epoch, known))
         room = self._largest
         for block in _blocks(rows):
             room -= len(block)
@@ -261,9 +291,10 @@ def _open_at_once(path: str, flags: int) -> int:
 
 # The file ---------------------------------------------------------------------------------------------------------
 
-def _header(database: str, epoch: str, head: int) -> bytes:
+def _header(database: str, epoch: str, known: Known) -> bytes:
     names = database.encode(), epoch.encode()
-    header = HEADER.pack(MAGIC, VERSION, head, *map(len, names)) + b''.join(names)
+    header = HEADER.pack(MAGIC, VERSION, known.head, known.floor, *map(len, names), len(known.changed))
+    header += b''.join((*names, *(CHANGE.pack(*change) for change in known.changed)))
     return header + CHECKSUM.pack(zlib.crc32(header))
 
 
@@ -301,19 +332,22 @@ class _Saved:
         if status.st_mode & 0o022:
             raise Unusable(f'others may write it, its mode is {status.st_mode & 0o777:o}')
         self._size = status.st_size
+        self.identity = status.st_ino, status.st_mtime_ns
         header = self._read(HEADER.size)
-        magic, version, self.head, *lengths = HEADER.unpack(header)
+        magic, version, self.head, floor, *lengths, count = HEADER.unpack(header)
         if magic != MAGIC:
             raise Unusable('it is no saved cache')
         if version != VERSION:
             raise Unusable(f'its format has version {version}, and this relstore knows version {VERSION}')
         names = [self._read(length) for length in lengths]
-        if CHECKSUM.pack(zlib.crc32(header + b''.join(names))) != self._read(CHECKSUM.size):
+        changed = self._read(count * CHANGE.size)
+        if CHECKSUM.pack(zlib.crc32(header + b''.join(names) + changed)) != self._read(CHECKSUM.size):
             raise Unusable('its header is damaged')
         if names[0] != database.encode():
             raise Unusable('it was saved from another database')
         if names[1] != epoch.encode():
             raise Unusable('the database has crashed, failed over or been emptied since it was saved', logging.INFO)
+        self.known = Known(self.head, floor, list(CHANGE.iter_unpack(changed)))
 
     def blocks(self) -> Iterator[list[Row]]:
         """Yield lists of (oid, tid, state), as they were written."""

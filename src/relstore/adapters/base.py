@@ -45,6 +45,9 @@ VOTES_TRY = 1.0
 PAGE = 1000
 
 Revision = tuple[bytes | None, int]         # (state, tid); the state of a deleted object is None
+# (epoch, newest tid, how many sweeps have ended, newest tid up to the one asked about of which anything is left,
+# [(oid, tid)] that changed since)
+Polled = tuple[str, int, int, int, list[tuple[int, int]]]
 
 
 @dataclass(frozen=True)
@@ -58,11 +61,15 @@ class Ballot:
     reads: Sequence[tuple[int, int]] = ()   # (oid, tid that must still be current at the commit)
     restored_tid: int | None = None         # given when a transaction is copied with its tid
     alone: bool = False                     # keep all other commits out, instead of locking each object
+    at: int | None = None                   # where the view stood; and what is known to have been there then:
+    known: Sequence[tuple[int, int]] = ()   # (oid, tid), see proof.py
 
 
 @dataclass
 class Verdict:
     """What vote answers. Anything in the first four refuses the commit.
+
+    epoch_changed: or what the transaction stands on is gone.
 
     conflicts: the states of the first TOGETHER are there, for the others None.
     waits: (oid, seconds), for each lock that was not free; or one of the constants above in place of the oid.
@@ -293,27 +300,25 @@ class Adapter:
         row = session.one(self.sql.current_tid, (oid,))
         return row and row[0]
 
-    def poll(self, session: Session, since: int, limit: int) -> tuple[str, int, int, list[tuple[int, int]]]:
-        """Return (epoch, newest tid, how many sweeps have ended, [(oid, tid)] changed after `since`).
+    def poll(self, session: Session, since: int, limit: int) -> Polled:
+        """Return what there is, and what changed after `since`: `limit` objects, or one more if they were too many.
 
-        More than `limit` of these if they were too many. With history an object may be listed for each of its changes;
-        the newest counts.
+        With history an object may be listed for each of its changes; the newest counts.
         Where reads_in_snapshot, the session then holds a snapshot of just that state.
         """
-        epoch, last, sweeps, changes = self._poll(session, since, limit + 1)
-        if epoch is None:
+        polled = self._poll(session, since, limit + 1)
+        if polled[0] is None:
             # Emptied by the crash recovery of the server, or never filled.
             session.rollback()
             self.renew_epoch(session)
-            epoch, last, sweeps, changes = self._poll(session, since, limit + 1)
-        return epoch, last, sweeps, changes
+            polled = self._poll(session, since, limit + 1)
+            if polled[0] is None:
+                raise Unavailable(f'{self} lacks the row of relstore_sweep; is it being restored?')
+        return polled
 
-    def _poll(self, session: Session, since: int, limit: int) -> tuple[str | None, int, int, list[tuple[int, int]]]:
-        if self.reads_in_snapshot:
-            session.run(self.sql.begin_read)
-        rows = session.all(self.sql.poll, (since, limit))
-        epoch, last, sweeps = rows[0][:3]
-        return epoch, last, sweeps, [(oid, tid) for _, _, _, oid, tid in rows if oid is not None]
+    def _poll(self, session: Session, since: int, limit: int) -> Polled:
+        """As poll; the epoch may be None."""
+        raise NotImplementedError
 
     def last_tid(self, session: Session) -> int:
         [[tid]] = session.all(self.sql.last_tid)
@@ -330,6 +335,37 @@ class Adapter:
     def renew_epoch(self, session: Session) -> None:
         """Give the database an epoch if it has none; another process may be quicker."""
         raise NotImplementedError
+
+    def end_epoch(self, session: Session, epoch: str) -> None:
+        """Give the database another epoch, if this is the one that it has still. Ends a transaction of the session."""
+        session.rollback()
+        session.run(self.sql.renew_epoch, (secrets.token_hex(8), epoch.partition('.')[0]))
+
+    def lasting(self, epoch: str) -> str:
+        """Return the part of an epoch that survives when everything is shut down and started again."""
+        return epoch
+
+    def is_learnt_late(self, old: str, new: str) -> bool:
+        """Whether processes that know the old epoch may learn of the new one some time after others have."""
+        return False
+
+    def stands(self, session: Session, tid: int) -> int:
+        """Return the newest transaction up to this one that has left anything; 0 if there is none."""
+        [[stands]] = session.all(self.sql.stands, (tid,))
+        return stands
+
+    def current_tids(self, session: Session, oids: Iterable[int]) -> dict[int, int | None]:
+        """Return what is current of each object; None of those that are gone."""
+        return dict(session.all(self.sql.current_tids, (self.oid_list(oids),)))
+
+    def newest(self, session: Session, size: int) -> list[tuple[int, int]]:
+        """Return the (oid, tid) that were written last."""
+        return session.all(self.sql.newest, (size,))
+
+    def packed_to(self, session: Session) -> int:
+        """Return up to which tid a pack of relstore's may have removed transactions."""
+        [[tid]] = session.all(self.sql.packed_to)
+        return tid
 
     # Commit -------------------------------------------------------------------------------------------------------
 

@@ -1,11 +1,14 @@
 """FileSession: a connection to an SQLite file, with its place in the queue of those who write to it."""
 from __future__ import annotations
 
+import ctypes
 import random
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from relstore.adapters.drivers import Driver
+from relstore.adapters.file import File
 from relstore.adapters.queue import Queue
 from relstore.errors import LockTimeout, StorageError
 from relstore.session import Row, Session
@@ -19,11 +22,13 @@ LONGEST_PAUSE = 0.004
 class FileSession(Session):
     """A session whose turn to write ends with the transaction that it was for.
 
-    patience: seconds to wait for what is not the lock for writers: a checkpoint, a recovery.
+    patience: seconds to wait for what is not the lock for writers: a checkpoint, a recovery. place: the file that the
+    adapter's sessions have open, where this is one of them. `file` is what that was when this was opened.
     """
 
-    def __init__(self, driver: Driver, uri: str, patience: float, queue: Queue):
-        self._queue = queue
+    def __init__(self, driver: Driver, uri: str, patience: float, queue: Queue, place: File | None = None):
+        self._queue, self._place = queue, place
+        self.file = place.about_to_open() if place else ''      # should it be replaced just now, a poll tells
         self._patient = PATIENT.format(int(patience * 1000))
         super().__init__(driver, uri, patience)
 
@@ -83,9 +88,20 @@ class FileSession(Session):
 
     def close(self) -> None:
         try:
-            super().close()
+            if self._place is not None and self._place.is_replaced(self):
+                self._abandon()
+            else:
+                super().close()
         finally:
             self._end_turn()
+
+    def _abandon(self) -> None:
+        """Never close the connection, not even when the process ends: see file.py."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
+        with suppress(StorageError):
+            if self.in_transaction:
+                super().run('ROLLBACK')
+        self.broken = True
 
     def _end_turn(self) -> None:
         self._queue.end(self)

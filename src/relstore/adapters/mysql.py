@@ -24,6 +24,7 @@ from relstore.adapters.base import (
     Ballot,
     Metadata,
     Pack,
+    Polled,
     Verdict,
     lock_timeout,
 )
@@ -55,6 +56,7 @@ AT_ONCE = ', ALGORITHM=INSTANT'
 ZAP_PATIENCE = 30.0             # seconds
 COUNTING_TOGETHER = 100         # processes: each time they deadlock, one of them gets through
 STATEMENTS = 40                 # of one message, where there are many: together they stay below the smallest packet
+LOOK_EVERY = 1.0                # seconds between two looks at when a table was made
 SHORTEST_WAIT = 1000            # microseconds to get a lock that are taken for waiting
 TEXT = 65_535                   # bytes of user, description, extension: the columns are BLOBs
 OVERHEAD = 20_000               # bytes of a message of finish besides its rows, roughly
@@ -109,6 +111,7 @@ class MySQL(Adapter):
 
     def configure(self, keep_history: bool, read_only: bool) -> None:
         super().configure(keep_history, read_only)
+        self._made, self._next_look = '', 0.0       # the table of the epoch, as all sessions know it
         self.use_server('MySQL')
 
     def use_server(self, product: str, has_memory: bool = True, in_cluster: bool = False) -> None:
@@ -156,8 +159,10 @@ class MySQL(Adapter):
     def connect(self) -> Session:
         session = Session(self._driver, self._settings)
         try:
-            *_, [[epoch]] = self._send(session, [(self.sql.begin_session, ()), (self.sql.epoch, ())])
-            session.epoch = epoch or self.epoch(session)
+            *_, [[epoch]], made = self._send(session, [
+                (self.sql.begin_session, ()), (self.sql.epoch, ()), (self.sql.made, ())])
+            self._made = _made(made)
+            session.epoch = f'{epoch}.{self._made}' if epoch else self.epoch(session)
         except BaseException:
             session.close()
             raise
@@ -290,7 +295,15 @@ class MySQL(Adapter):
         if epoch is None:
             self.renew_epoch(session)
             [[epoch]] = session.all(self.sql.epoch)
-        return epoch
+        return f'{epoch}.{_made(session.all(self.sql.made))}'
+
+    def lasting(self, epoch: str) -> str:
+        """Nothing of it does: the value is gone when the server is stopped, and a server may get another name."""
+        return ''
+
+    def is_learnt_late(self, old: str, new: str) -> bool:
+        """A table that was made anew, with the old value in it, is seen by each process at its next look."""
+        return old.rpartition('.')[0] == new.rpartition('.')[0]
 
     def renew_epoch(self, session: Session) -> None:
         session.run(self.sql.new_epoch, (secrets.token_hex(8),))
@@ -305,29 +318,46 @@ class MySQL(Adapter):
 
     # Read ---------------------------------------------------------------------------------------------------------
 
-    def _poll(self, session: Session, since: int, limit: int) -> tuple[str | None, int, int, list[tuple[int, int]]]:
+    def _poll(self, session: Session, since: int, limit: int) -> Polled:
         """One message, also where a snapshot begins with it."""
-        rows = self._whole(session, self.sql.poll, (since, limit), 1)
-        epoch, last, sweeps = rows[0][:3]
-        return epoch, last, sweeps, [(oid, tid) for _, _, _, oid, tid in rows if oid is not None]
+        look = self._is_time_to_look()
+        sql = f'{self.sql.made};\n{self.sql.poll}' if look else self.sql.poll
+        results = self._whole(session, sql, (since, since, limit), 1)
+        rows = results[-1]
+        if look:
+            self._made = _made(results[0])
+        if not rows:
+            return None, 0, 0, 0, []
+        epoch, last, sweeps, stands = rows[0][:4]
+        return (epoch and f'{epoch}.{self._made}', last, sweeps, stands,
+                [(oid, tid) for *_, oid, tid in rows if oid is not None])
+
+
+    def _is_time_to_look(self) -> bool:
+        """Whether to ask when the table of the epoch was made: too slow for every poll."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return False
+        self._next_look = now + LOOK_EVERY
+        return True
 
     def begin_snapshot(self, session: Session) -> int:
-        [[tid]] = self._whole(session, f'{self.sql.begin_snapshot};\n{self.sql.last_tid}', (), 0)
+        *_, [[tid]] = self._whole(session, f'{self.sql.begin_snapshot};\n{self.sql.last_tid}', (), 0)
         return tid
 
-    def _whole(self, session: Session, sql: str, parameters: Sequence, column: int) -> list[Row]:
-        """Run statements of which the last reads from a new view; return its rows, of a view that lacks nothing.
+    def _whole(self, session: Session, sql: str, parameters: Sequence, column: int) -> list[list[Row]]:
+        """Run statements of which the last reads from a new view that lacks nothing; return the rows of each.
 
         MariaDB looks through the open transactions one by one to make a view, and meanwhile some are committed: it may
         show a transaction, and not the one before. But it shows what an earlier view did, with all before that. So if
         the newest tid, in this column, is the one that was seen just before, nothing is missing; else: once more.
         """
         if self._product == 'MySQL':
-            return session.script(sql, parameters)
+            return session.results(sql, parameters)
         while True:
-            [[seen]], *_, rows = session.results(f'{self.sql.last_tid};\n{sql}', parameters)
-            if rows[0][column] == seen:
-                return rows
+            [[seen]], *results = session.results(f'{self.sql.last_tid};\n{sql}', parameters)
+            if not results[-1] or results[-1][0][column] == seen:
+                return results
             session.rollback()
 
     def load_many(
@@ -356,7 +386,9 @@ class MySQL(Adapter):
         seconds = max(math.ceil(ballot.timeout), 1)
         vote = secrets.randbits(62)
         bases, reads = dict(ballot.bases), dict(ballot.reads)
-        statements = [(self.sql.begin_vote, (seconds, seconds, session.key, vote))]
+        look = self._is_time_to_look()
+        statements = [(self.sql.made, ())] if look else []
+        statements.append((self.sql.begin_vote, (seconds, seconds, session.key, vote)))
         if 0 < len(reads) <= LIST and 0 not in reads.values():
             statements.append((self.sql.look_at_reads, (len(reads), tuple(reads), tuple(set(reads.values())))))
         statements += [(_rows(self.sql.lock_created, len(some)), (*some, self.oid_list(some)))
@@ -367,13 +399,18 @@ class MySQL(Adapter):
         statements.append((self.sql.lock_sweep_alone if ballot.alone else self.sql.lock_sweep, ()))
         if ballot.restored_tid is not None:
             statements.append((self.sql.lock_commit, ()))
-        statements.append((self.sql.voted, ()))
+        statements.append((self.sql.voted, (
+            (ballot.at,) * 2 if self.keep_history else self.revision_list(ballot.known))))
         try:
-            *results, [(epoch, last, connection)] = self._send(session, statements)
+            *results, [(epoch, last, connection, is_gone)] = self._send(session, statements)
         except LockTimeout as e:
             raise self._lock_timeout(session, ballot, seconds) from e
+        if look:
+            made, *results = results
+            self._made = _made(made)
         waits = list(_waits(results))
-        if epoch != ballot.epoch:
+        epoch = f'{epoch}.{self._made}'
+        if epoch != ballot.epoch or is_gone:
             return Verdict(epoch_changed=True, waits=waits)
         found: dict[str, dict[int, int]] = defaultdict(dict)
         for kind, oid, tid, _ in chain.from_iterable(results):
@@ -506,7 +543,7 @@ class MySQL(Adapter):
                 break
         if rows:
             return rows[0][0]
-        if self.epoch(session).partition('.')[2] != epoch.partition('.')[2]:
+        if _server(self.epoch(session)) != _server(epoch):
             raise OutcomeUnknown('another server answers, which may not have it yet')
         return None
 
@@ -624,6 +661,16 @@ def _connection(row: Row) -> str:
     number, user, host, seconds = row
     return f'connection {number} ({user}@{host}' + (
         ')' if seconds is None else f', in a transaction for {seconds} s)')      # it is not always measured
+
+
+def _made(rows: Sequence[Row]) -> str:
+    """Return when a table was made, or what stands for that where it is gone in this moment."""
+    return rows[0][0] if rows else 'never'
+
+
+def _server(epoch: str) -> str:
+    """Return the part of an epoch that says which server it is of."""
+    return epoch.partition('.')[2].rpartition('.')[0]
 
 
 def _undisturbed(act: Callable[[], Result]) -> Result:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import accumulate, chain
 
-from relstore.adapters.base import EVERYBODY, Adapter, Ballot, Metadata, Verdict, lock_timeout
+from relstore.adapters.base import EVERYBODY, Adapter, Ballot, Metadata, Polled, Verdict, lock_timeout
 from relstore.adapters.completion import Completion, Lock
 from relstore.adapters.drivers import LOCKS, find_driver
 from relstore.adapters.patience import TRY, in_tries
@@ -41,6 +41,12 @@ PREPARED_STATEMENTS = ('auto', 'true', 'false')
 
 # Keys of advisory locks, besides those of base. The latter as it is: nobody knows yet how others are keyed.
 PACK_LOCK, SCHEMA_LOCK = -2, -4
+# Whether what a transaction stands on is gone, with history and without: see proof.py.
+LOST = {
+    True: '(p_at > (SELECT s.packed_to FROM {relstore_sweep} s)\n'
+          '        AND NOT EXISTS (SELECT FROM {transaction} t WHERE t.tid = p_at))',
+    False: 'EXISTS (SELECT FROM unnest(p_known_oids, p_known_tids) k (zoid, tid)\n'
+           '                   JOIN {object_state} c ON c.zoid = k.zoid WHERE c.tid < k.tid)'}
 
 # Of binary arrays: the type's oid, the form of an element, which is its length and itself, and that length; a text is
 # an md5. NULL is a length alone.
@@ -106,13 +112,16 @@ class PostgreSQL(Adapter):
             bool='BOOLEAN', no='FALSE', md5='CHAR(32)', text='TEXT', unlogged='UNLOGGED',
             seed=str(zlib.crc32(name.encode())),
             key='' if self._locks == 'plain' else '{relstore_key_1}',
-            # The row's value is as random as it can be; the table's own oid differs after a restore from a dump.
-            epoch="SELECT e.value || '.' || e.tableoid FROM {relstore_epoch} e",
+            # The row's value is as random as it can be, but a dump carries it. It does not carry the table's own oid
+            # and which transaction wrote the row. A copy of all files does, but to put one in the place of another the
+            # server has to be started.
+            epoch="SELECT e.value || '.' || e.tableoid || '.' || e.xmin || '.'\n"
+                  '    || (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint FROM {relstore_epoch} e',
             oids='(SELECT unnest(?::bigint[]) AS zoid)',
             revisions='(SELECT * FROM unnest(?::bigint[], ?::bigint[]) AS r (zoid, tid))',
             current='{current_object}' if keeps else '{object_state}',
             last='{transaction}' if keeps else '{object_state}',
-            group='TRUE' if self._group_commit else 'FALSE',
+            lost=LOST[keeps], group='TRUE' if self._group_commit else 'FALSE',
             durable=", pg_logical_emit_message(true, 'relstore', '')::text" if self._group_commit else '',
             insert_transaction=(
                 'INSERT INTO {transaction} (tid, packed, username, description, extension)\n'
@@ -265,12 +274,16 @@ class PostgreSQL(Adapter):
     def renew_epoch(self, session: Session) -> None:
         session.run(self.sql.new_epoch, (secrets.token_hex(8),))
 
+    def lasting(self, epoch: str) -> str:
+        """Without the time when the server was started."""
+        return epoch.rpartition('.')[0]
+
     # Read ---------------------------------------------------------------------------------------------------------
 
-    def _poll(self, session: Session, since: int, limit: int) -> tuple[str | None, int, int, list[tuple[int, int]]]:
+    def _poll(self, session: Session, since: int, limit: int) -> Polled:
         """One message, also where a snapshot begins with it."""
-        [[epoch, last, sweeps, oids, tids]] = session.script(self.sql.poll, (since, limit))
-        return epoch, last, sweeps, list(zip(oids, tids, strict=True)) if oids else []
+        [[epoch, last, sweeps, stands, oids, tids]] = session.script(self.sql.poll, (since, limit))
+        return epoch, last, sweeps, stands, list(zip(oids, tids, strict=True)) if oids else []
 
     def load_at(self, session: Session, oid: int, at: int) -> tuple[bytes | None, int, bytes | None] | None:
         if session.pooled:
@@ -316,10 +329,10 @@ class PostgreSQL(Adapter):
         """Alone only where RelStorage does not write: it knows nothing of the lock that keeps all others out."""
         alone = ballot.alone and self.writes_alone(session)
         array = _binary_array if session.binds else _array
-        lists = ballot.locks, *_columns(ballot.bases), *_columns(ballot.reads)
+        lists = ballot.locks, *_columns(ballot.bases), *_columns(ballot.reads), *_columns(ballot.known)
         try:
             rows = session.script(self.sql.vote_staged if session.in_transaction else self.sql.vote, (
-                ballot.epoch, _milliseconds(ballot.timeout), ballot.restored_tid, alone,
+                ballot.epoch, _milliseconds(ballot.timeout), ballot.restored_tid, alone, ballot.at,
                 *(array('bigint', values) for values in lists)))
         except OutOfLocks as e:
             raise self._out_of_locks(session, len(ballot.locks) + len(ballot.reads), alone) from e
@@ -390,8 +403,8 @@ class PostgreSQL(Adapter):
         backend, transaction, since, epoch = ticket
         # Asked now, and again: a pooler's connection outlives its server.
         now = self.epoch(session)
-        crashed = now != epoch
-        if crashed and self._was_lost(session, transaction, since, oids):
+        crashed = self.lasting(now) != self.lasting(epoch)
+        if now != epoch and self._was_lost(session, transaction, since, oids, crashed):
             return None
         deadline = time.monotonic() + ORPHAN_DEADLINE
         patience = time.monotonic() + ORPHAN_PATIENCE
@@ -420,10 +433,10 @@ class PostgreSQL(Adapter):
             tid = min([current for oid in oids if (current := self.current_tid(session, oid))], default=since + 1) - 1
         return tid
 
-    def _was_lost(self, session: Session, transaction: int, since: int, oids: Sequence[int]) -> bool:
-        """Whether a crash has certainly undone it. Recovery gives transaction numbers again that left no trace."""
+    def _was_lost(self, session: Session, transaction: int, since: int, oids: Sequence[int], crashed: bool) -> bool:
+        """Whether a crash or a restored copy has certainly undone it: numbers that left no trace are given again."""
         [[first]] = session.all(self.sql.epoch_transaction)     # given after the crash: what was durable has less
-        return ((transaction - first) % 2 ** 32 < 2 ** 31
+        return (crashed and (transaction - first) % 2 ** 32 < 2 ** 31
                 or any((self.current_tid(session, oid) or 0) <= since for oid in oids))
 
     def new_oids(self, session: Session, count: int) -> list[int]:

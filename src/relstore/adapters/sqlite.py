@@ -17,9 +17,20 @@ from pathlib import Path
 
 from ZODB.utils import newTid, p64, u64
 
-from relstore.adapters.base import COMMIT_LOCK, PREPARED, TOGETHER, Adapter, Ballot, Metadata, Verdict, lock_timeout
+from relstore.adapters.base import (
+    COMMIT_LOCK,
+    PREPARED,
+    TOGETHER,
+    Adapter,
+    Ballot,
+    Metadata,
+    Polled,
+    Verdict,
+    lock_timeout,
+)
 from relstore.adapters.completion import Completion
 from relstore.adapters.drivers import find_driver
+from relstore.adapters.file import File
 from relstore.adapters.filesession import LONGEST_PAUSE, FileSession
 from relstore.adapters.neighbours import Neighbours
 from relstore.adapters.queue import queue_of
@@ -56,6 +67,7 @@ class SQLite(Adapter):
         self.path = self.data_dir / 'main.sqlite3'
         self._oid_file = self.data_dir / 'oids.sqlite3'
         self._neighbours, self._looked = Neighbours(self.path), 0.0
+        self._file = File(self.path)
         self._pragmas = PRAGMAS | {name: str(value) for name, value in (pragmas or {}).items()}
         for name, value in self._pragmas.items():
             if not re.fullmatch(r'\w+', name) or not re.fullmatch(r'[\w.-]+', value):
@@ -70,7 +82,9 @@ class SQLite(Adapter):
         super().configure(keep_history, read_only)
         self._tables = Tables(
             reserved=frozenset({'transaction'}), id='INTEGER', integer='INTEGER', bytes='BLOB', chunk='BLOB',
-            bool='INTEGER', no='0', md5='TEXT', text='TEXT', unlogged='', epoch='SELECT value FROM {relstore_epoch}',
+            bool='INTEGER', no='0', md5='TEXT', text='TEXT', unlogged='',
+            # The backup API, by which a backup takes the place of what is there (.restore too), counts the schema on.
+            epoch="SELECT value || '.' || (SELECT schema_version FROM pragma_schema_version) FROM {relstore_epoch}",
             oids='(SELECT value AS zoid FROM json_each(?))',
             revisions="(SELECT json_extract(value, '$[0]') AS zoid, json_extract(value, '$[1]') AS tid "
                       'FROM json_each(?))')
@@ -99,16 +113,29 @@ class SQLite(Adapter):
         session = self._open(self.path)
         try:
             session.epoch = self.epoch(session)
+            self._file.opened(session)
         except BaseException:
             session.close()
             raise
         return session
 
+    def epoch(self, session: FileSession) -> str:
+        return f'{super().epoch(session)}{session.file}'
+
+    def end_epoch(self, session: FileSession, epoch: str) -> None:
+        session.rollback()
+        with self._writing(session):
+            session.run(self.sql.renew_epoch, (secrets.token_hex(8), epoch.partition('.')[0]))
+
+    def lasting(self, epoch: str) -> str:
+        """The value in the table. A file gets another number where it is copied and nothing else happens to it."""
+        return epoch.partition('.')[0]
+
     def _open(self, path: Path) -> FileSession:
         queue = queue_of(path)
         if not self.read_only:
             queue.join()        # first: see neighbours.py
-        session = self._connected(FileSession, path, queue)
+        session = self._connected(FileSession, path, queue, self._file if path == self.path else None)
         try:
             for name, value in self._pragmas.items():
                 session.run(f'PRAGMA {name} = {value}')
@@ -249,16 +276,19 @@ class SQLite(Adapter):
 
     # Read ---------------------------------------------------------------------------------------------------------
 
-    def _poll(self, session: Session, since: int, limit: int) -> tuple[str | None, int, int, list[tuple[int, int]]]:
+    def _poll(self, session: Session, since: int, limit: int) -> Polled:
+        """What stands is asked only where there is something newer: it costs no message."""
+        self._file.compare(session)
         [(epoch, last), (sweeps, _), *changes] = session.series([
             (self.sql.begin_read, ()), (self.sql.poll, (since, limit))])
-        return epoch, last, sweeps, changes
+        stands = self.stands(session, since) if last > since else last
+        return epoch and epoch + session.file, last, sweeps, stands, changes
 
     # Commit -------------------------------------------------------------------------------------------------------
 
     def vote(self, session: Session, ballot: Ballot) -> Verdict:
-        wanted = [oid for oid, _ in (*ballot.bases, *ballot.reads)] + list(ballot.restored)
-        vote = self.sql.vote, (self.oid_list(wanted),)
+        wanted = [oid for oid, _ in (*ballot.bases, *ballot.reads, *ballot.known)] + list(ballot.restored)
+        vote = self.sql.vote, (ballot.at, self.oid_list(wanted))
         if time.monotonic() > self._looked + LOOK_AGAIN:
             self._look_around()
         if len(wanted) > LARGE:
@@ -266,14 +296,16 @@ class SQLite(Adapter):
             session.retire()                        # others are to read as fast as ever, however this ends
         rows, waits = session.try_to_write(self.sql.begin_write, [vote]), []
         if rows is None:
-            outdated = _outdated(ballot, session.series([vote])) if ballot.reads else []
+            rows = session.series([vote]) if ballot.reads else []
+            outdated = _outdated(ballot, rows) if rows and not _is_lost(session, ballot, rows) else []
             if outdated:            # it need not wait to fail
                 return Verdict(outdated=outdated)
             waits = [(COMMIT_LOCK, self._wait_to_write(session, ballot.timeout))]
             rows = session.series([vote])
-        (epoch, last), (sweeps, sweeping), *found = rows
-        if epoch != ballot.epoch:
+        self._file.compare(session)
+        if _is_lost(session, ballot, rows):
             return Verdict(epoch_changed=True, waits=waits)
+        (_, last), (sweeps, sweeping), _, *found = rows
         current = dict(found)
         verdict = Verdict(ticket=[last, current, None], waits=waits, sweeps=sweeps, sweeping=sweeping)
         verdict.outdated = _outdated(ballot, rows)
@@ -316,6 +348,7 @@ class SQLite(Adapter):
 
     def finish(self, session: Session, ticket: list, tid: int | None, metadata: Metadata,
                batches: Iterable) -> tuple[int, float]:
+        self._file.compare(session)
         try:
             session.run(self.sql.commit)
         except Exception:
@@ -330,6 +363,7 @@ class SQLite(Adapter):
         return tid if tid is not None and self.transactions(session, tid, tid, 1) else None
 
     def new_oids(self, session: Session, count: int) -> list[int]:
+        self._file.compare(session)
         with self._writing(session):
             [[last]] = session.all(self.sql.take_oids, (16 * count,))
             # Where RelStorage's file is, it alone counts, so that no block is given by both.
@@ -454,9 +488,16 @@ class SQLite(Adapter):
             self.renew_epoch(session)
 
 
-def _outdated(ballot: Ballot, rows: Sequence[tuple]) -> list[tuple[int, int]]:
-    """Return (oid, tid that is current) of what was read and has changed since, within the epoch. rows: of a vote."""
-    (epoch, _), _, *found = rows
+def _is_lost(session: Session, ballot: Ballot, rows: Sequence[tuple]) -> bool:
+    """Whether the epoch is another, or what the transaction stands on is gone: see proof.py. rows: of a vote."""
+    (epoch, _), _, (is_gone, packed_to), *found = rows
     current = dict(found)
-    return [(oid, current.get(oid, 0)) for oid, tid in ballot.reads
-            if current.get(oid, 0) != tid and epoch == ballot.epoch]
+    return (epoch is None or epoch + session.file != ballot.epoch
+            or is_gone and ballot.at is not None and ballot.at > packed_to
+            or any(current.get(oid, tid) < tid for oid, tid in ballot.known))
+
+
+def _outdated(ballot: Ballot, rows: Sequence[tuple]) -> list[tuple[int, int]]:
+    """Return (oid, tid that is current) of what was read and has changed since. rows: of a vote."""
+    current = dict(rows[3:])
+    return [(oid, current.get(oid, 0)) for oid, tid in ballot.reads if current.get(oid, 0) != tid]

@@ -56,6 +56,7 @@ NOT_RUN_ON_MYSQL = {
     'engines': 'the catalogue, which does not grow',
     'table_holders': 'asks a plugin of MariaDB that may not be there',
     'lock_schema': 'waits',
+    'made': 'the catalogue, which does not grow',
 }
 
 # A site: objects 1 to n came with an import, all in one transaction. Those with even oids were changed twice since,
@@ -123,6 +124,10 @@ PARAMETERS = {
     'current_records': lambda s: (s.oid, s.oid, 100),
     'count_up_to': lambda s: (5000,),
     'new_epoch': lambda s: ('x',),
+    'renew_epoch': lambda s: ('x', 'y'),
+    'stands': lambda s: (s.tid,),
+    'current_tids': lambda s: (s.oids,),
+    'newest': lambda s: (20,),
     'add_meta': lambda s: ('x', 'y'),
     'set_meta': lambda s: ('x', 'y'),
     'stay_whole': lambda s: ('2', '1'),
@@ -157,7 +162,8 @@ PARAMETERS = {
     'forget_transactions': lambda s: (s.tid, s.tid + 10, False),
     'lock_votes': lambda s: ('1000',),
     # PostgreSQL
-    'vote': lambda s: (s.epoch, '1000', None, False, s.oids, s.oids, s.tids, f'{{{s.oid}}}', f'{{{s.tid}}}'),
+    'vote': lambda s: (s.epoch, '1000', None, False, s.last, s.oids, s.oids, s.tids, f'{{{s.oid}}}', f'{{{s.tid}}}',
+                       s.oids, s.tids),
     'vote_staged': lambda s: PARAMETERS['vote'](s),
     'stage': lambda s: s.arrays,
     'finish': lambda s: (VOTED, '1000', None, False, b'', b'', None, False, *s.arrays),
@@ -208,6 +214,10 @@ PARAMETERS_OF_MYSQL = {
     'take_marks': lambda s: (json.dumps(s.oids), 2),
     'missing': lambda s: (json.dumps(s.oids),),
     'with_blobs': lambda s: (json.dumps(s.oids),),
+    'current_tids': lambda s: (json.dumps(s.oids),),
+    'poll': lambda s: (s.last - 3, s.last - 3, 100_001),
+    'voted': lambda s: (
+        (s.last, s.last) if s.keep_history else (json.dumps(list(zip(s.oids, s.tids, strict=True))),)),
     'revisions': lambda s: (s.oid, s.oid, IMPORT, 100) if s.keep_history else (s.oid, 100),
     'revisions_only': lambda s: PARAMETERS_OF_MYSQL['revisions'](s),
     'changes': lambda s: (s.last - 3, s.last - 3, s.oid, 100),
@@ -596,7 +606,7 @@ class OnPostgreSQL(Suite):
 
 
 class OnSQLite(Suite):
-    parameters = PARAMETERS | {'vote': lambda s: (s.oids,)}
+    parameters = PARAMETERS | {'vote': lambda s: (s.last, s.oids)}
     placeholder = '?'
     slack = 60      # instructions of SQLite's machine
 

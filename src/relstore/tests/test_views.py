@@ -72,7 +72,7 @@ def write(place: Place, ready, over, results) -> None:
 
 def poll(adapter: Adapter, session: Session, since: int) -> tuple[int, list[int]]:
     """Return the newest tid, and those of what was changed since the one before."""
-    _, last, _, changes = adapter.poll(session, since, 100_000)
+    _, last, _, _, changes = adapter.poll(session, since, 100_000)
     return last, [tid for _, tid in changes]
 
 
@@ -173,7 +173,7 @@ class Committed(TestCase):
 
     def test_a_poll_asks_again(self):
         since = self.commit()
-        (_, last, _, changes), asked, tid = self.asked(lambda: self.adapter.poll(self.session, since, 10))
+        (_, last, _, _, changes), asked, tid = self.asked(lambda: self.adapter.poll(self.session, since, 10))
         self.assertEqual((last, [tid for _, tid in changes], asked), (tid, [tid], 2))
 
     def test_a_pack_looks_again(self):

@@ -23,6 +23,7 @@ from ZODB.utils import p64, u64, z64
 import relstore
 from relstore import warmstart
 from relstore.cache import OBJECT_BYTES, REVISION_BYTES, Cache, memory_of
+from relstore.proof import Known, is_proven
 from relstore.session import Session
 from relstore.tests.backends import (
     MySQLdbHistoryFree,
@@ -84,8 +85,8 @@ class Directory(unittest.TestCase):
             cache.put(oid, tid, record, head)
         return cache
 
-    def warm(self, cache, epoch='epoch', database='name', largest=MB, directory=None):
-        return WarmStart(str(directory or self.directory), database, cache, lambda generation: epoch, largest)
+    def warm(self, cache, epoch='epoch', database='name', largest=MB, directory=None, proves=lambda known: True):
+        return WarmStart(str(directory or self.directory), database, cache, lambda generation: epoch, proves, largest)
 
     def save(self, head=10, rows=(), **how):
         cache = self.cache(head, rows)
@@ -96,7 +97,7 @@ class Directory(unittest.TestCase):
         """Return the cache of a process that has just been started, filled."""
         cache = Cache(limit, limit)
         warm = self.warm(cache, **how)
-        cache.restart(warm.head(how.get('epoch', 'epoch'), lambda: last))
+        cache.restart(warm.head(how.get('epoch', 'epoch'), lambda: last, warm._proves))
         warm.start()
         warm.filled.wait(20)
         warm._stop.set()
@@ -179,7 +180,7 @@ class TheFile(Directory):
         whole = self.path.read_bytes()
         rnd = random.Random(2)
         body = warmstart.RECORD.pack(1, 1, 1000) + b'short'
-        header = warmstart._header('name', 'epoch', 10)
+        header = warmstart._header('name', 'epoch', Known(10, 10, []))
         for nonsense in (b'', b'relstore', rnd.randbytes(10_000), bytes(10_000), whole[::-1],
                          header + warmstart._block(b'no record'),
                          header + warmstart._block(body) + warmstart._block(b''),
@@ -192,7 +193,8 @@ class TheFile(Directory):
                 self.assertEqual(found, [])
 
     def test_a_damaged_length_asks_for_no_memory(self):
-        self.path.write_bytes(warmstart._header('name', 'epoch', 10) + warmstart.BLOCK.pack(0xFFFFFFFF, 0))
+        header = warmstart._header('name', 'epoch', Known(10, 10, []))
+        self.path.write_bytes(header + warmstart.BLOCK.pack(0xFFFFFFFF, 0))
         self.path.chmod(0o600)
         warm = self.warm(self.cache())
 
@@ -236,11 +238,11 @@ class TheFile(Directory):
         self.assertEqual([record.levelname for record in logs.records], ['INFO'])
 
     def test_of_another_version(self):
-        with mock.patch.object(warmstart, 'VERSION', 2):
+        with mock.patch.object(warmstart, 'VERSION', 3):
             self.save(10, ROWS)
         found = []
         [warning] = self.warnings(lambda: found.extend(self.rows()))
-        self.assertIn('version 2', warning)
+        self.assertIn('version 3', warning)
         self.assertEqual(found, [])
 
     def test_the_database_went_back(self):
@@ -261,7 +263,8 @@ class TheFile(Directory):
         """A head that the database reached meanwhile is none that it went back from."""
         self.save(10, ROWS)
         with self.assertNoLogs('relstore', logging.WARNING):
-            asked = self.warm(self.cache()).head('epoch', lambda: self.save(20, ROWS) and 20)
+            warm = self.warm(self.cache())
+            asked = warm.head('epoch', lambda: self.save(20, ROWS) and 20, warm._proves)
         self.assertEqual(asked, 10)
 
     def test_others_may_write_it(self):
@@ -396,7 +399,7 @@ class Filling(Directory):
 
         cache = Slow(MB, MB)
         warm = self.warm(cache)
-        cache.restart(warm.head('epoch', lambda: 10))
+        cache.restart(warm.head('epoch', lambda: 10, warm._proves))
         warm.start()
         reached.wait(20)
         closing = threading.Thread(target=warm.close)
@@ -436,7 +439,7 @@ class Saving(Directory):
         inode = self.path.stat().st_ino
         cache = Cache(MB, MB)
         warm = self.warm(cache)
-        cache.restart(warm.head('epoch', lambda: 10))
+        cache.restart(warm.head('epoch', lambda: 10, warm._proves))
         warm.start()
         warm.close()
         self.assertEqual(self.path.stat().st_ino, inode)
@@ -673,7 +676,18 @@ class Shared:
 
     def __init__(self):
         self.epoch = self.last = self.commits = 0
+        self.latest = 0         # tid that ever was: a restored database gives none of them again
         self.revisions = {oid: [(0, b'%d at first' % oid)] for oid in range(OIDS)}
+
+    def stands(self, session, tid):
+        """As where no history is kept."""
+        return max((revisions[-1][0] for revisions in self.revisions.values() if revisions[-1][0] <= tid), default=0)
+
+    def current_tids(self, session, oids):
+        return {oid: self.revisions[oid][-1][0] for oid in oids}
+
+    def proves(self, known):
+        return is_proven(self, None, known)
 
 
 class Process(World):
@@ -699,8 +713,8 @@ class Process(World):
         for view in self.views:
             View.__init__(view, view.snapshot)
             view.at, view.generation = None, -1
-        self.warm = self._make_warm(self._directory, 'model', Later(self), self.epoch_of, 100_000)
-        self.cache.restart(self.warm.head(str(self.shared.epoch), lambda: self.last))
+        self.warm = self._make_warm(self._directory, 'model', Later(self), self.epoch_of, self.shared.proves, 100_000)
+        self.cache.restart(self.warm.head(str(self.shared.epoch), lambda: self.last, self.shared.proves))
         if self.warm._usable:
             self.warm.fill(self.cache.generation)
 
@@ -757,7 +771,11 @@ def history(seed, directory, make_cache=Cache, make_warm=WarmStart, steps=250):
             for process in processes:
                 process.start()
         else:                   # an older state is put in place of the database: not even the epoch tells
+            shared.latest = max(shared.latest, shared.last)
             go_back(rnd.randrange(1, 6))
+            if rnd.random() < .5:
+                shared.last = shared.latest
+                commit_somewhere(rnd.randrange(1, 8))
             for process in processes:
                 process.start()
         for process in processes:
@@ -792,16 +810,26 @@ class SavesWhatIsOver(Cache):
 
 
 class BelievesEveryEpoch(WarmStart):
-    def __init__(self, directory, database, cache, epoch_of, largest):
-        super().__init__(directory, database, cache, lambda generation: epoch_of(generation) and 'epoch', largest)
+    def __init__(self, directory, database, cache, epoch_of, *rest):
+        super().__init__(directory, database, cache, lambda generation: epoch_of(generation) and 'epoch', *rest)
 
-    def head(self, epoch, last_tid):
-        return super().head('epoch', last_tid)
+    def head(self, epoch, last_tid, proves):
+        return super().head('epoch', last_tid, proves)
+
+
+class BelievesWithoutProof(WarmStart):
+    def _prove(self, file, proves):
+        """Not asked."""
 
 
 class BelievesWhatIsAhead(WarmStart):
-    def head(self, epoch, last_tid):
-        return super().head(epoch, lambda: max(last_tid(), 1 << 62)) if self._ahead(epoch) else last_tid()
+    def _prove(self, file, proves):
+        """Not asked."""
+
+    def head(self, epoch, last_tid, proves):
+        if not self._ahead(epoch):
+            return last_tid()
+        return super().head(epoch, lambda: max(last_tid(), 1 << 62), proves)
 
     def _ahead(self, epoch):
         try:
@@ -850,7 +878,8 @@ class MergesBelowTheFloor(_Merging):
 
 
 CACHES = FillsWhatChanged, FillsBelowTheFloor, FillsAnotherGeneration, SavesWhatIsOver
-FILES = BelievesEveryEpoch, BelievesWhatIsAhead, LeavesWhatIsAhead, MergesEverything, MergesBelowTheFloor
+FILES = (BelievesEveryEpoch, BelievesWithoutProof, BelievesWhatIsAhead, LeavesWhatIsAhead, MergesEverything,
+         MergesBelowTheFloor)
 
 
 class TestHistories(Directory):

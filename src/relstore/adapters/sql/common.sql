@@ -40,19 +40,8 @@ SELECT tid FROM {current_object} WHERE zoid = ?
 -- name: current_tid [hf]
 SELECT tid FROM {object_state} WHERE zoid = ?
 
--- Polling: one row (epoch, newest tid, how many sweeps have ended, NULL, NULL), or one for each object changed after a
--- tid, with those.
-
--- name: poll [hp]
-SELECT ({epoch}), (SELECT max(t.tid) FROM {transaction} t), o.number, c.zoid, c.tid
-FROM {relstore_sweep} o LEFT JOIN (SELECT zoid, tid FROM {current_object} WHERE tid > ? LIMIT ?) c ON o.one = 1
-
--- name: poll [hf]
-SELECT ({epoch}), (SELECT coalesce(max(t.tid), 0) FROM {object_state} t), o.number, c.zoid, c.tid
-FROM {relstore_sweep} o LEFT JOIN (SELECT zoid, tid FROM {object_state} WHERE tid > ? LIMIT ?) c ON o.one = 1
-
 -- name: last_tid [hp]
-SELECT max(tid) FROM {transaction}
+SELECT coalesce(max(tid), 0) FROM {transaction}
 
 -- name: last_tid [hf]
 SELECT coalesce(max(tid), 0) FROM {object_state}
@@ -62,6 +51,30 @@ SELECT coalesce(max(tid), 0) FROM {object_state}
 
 -- name: new_epoch
 INSERT INTO {relstore_epoch} (one, value) VALUES (1, ?) ON CONFLICT (one) DO NOTHING
+
+-- name: renew_epoch
+UPDATE {relstore_epoch} SET value = ? WHERE value = ?
+
+-- Whether a database still stands on what was known of it: see proof.py.
+
+-- The newest transaction up to a tid that has left anything.
+-- name: stands [hp]
+SELECT coalesce(max(tid), 0) FROM {transaction} WHERE tid <= ?
+
+-- name: stands [hf]
+SELECT coalesce(max(tid), 0) FROM {object_state} WHERE tid <= ?
+
+-- name: current_tids [hp]
+SELECT o.zoid, c.tid FROM {oids} o LEFT JOIN {current_object} c ON c.zoid = o.zoid
+
+-- name: current_tids [hf]
+SELECT o.zoid, c.tid FROM {oids} o LEFT JOIN {object_state} c ON c.zoid = o.zoid
+
+-- name: newest
+SELECT zoid, tid FROM {object_state} ORDER BY tid DESC LIMIT ?
+
+-- name: packed_to
+SELECT packed_to FROM {relstore_sweep}
 
 -- History ------------------------------------------------------------------------------------------------------
 

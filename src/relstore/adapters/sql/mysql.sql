@@ -83,18 +83,25 @@ LIMIT 1000 FOR UPDATE SKIP LOCKED
 DELETE c FROM {oids} o STRAIGHT_JOIN {relstore_commit} c FORCE INDEX (PRIMARY) ON c.session = o.zoid;
 COMMIT
 
+-- When the table was made: a restored one is another.
+-- name: made
+SELECT CAST(UNIX_TIMESTAMP(create_time) AS CHAR) FROM information_schema.tables
+WHERE table_schema = DATABASE() AND table_name = 'relstore_epoch'
+
 -- Reading ------------------------------------------------------------------------------------------------------
 
 -- The order makes the index on tid the plan, whatever the statistics say.
 -- name: poll [hp]
-SELECT ({epoch}), (SELECT max(t.tid) FROM {transaction} t), o.number, c.zoid, c.tid
+SELECT ({epoch}), (SELECT coalesce(max(t.tid), 0) FROM {transaction} t), o.number,
+    (SELECT coalesce(max(t.tid), 0) FROM {transaction} t WHERE t.tid <= ?), c.zoid, c.tid
 FROM {relstore_sweep} o LEFT JOIN
     (SELECT zoid, tid FROM {current_object} WHERE tid > ? ORDER BY tid LIMIT ?) c ON o.one = 1
 
 -- name: poll [hf]
 SET TRANSACTION ISOLATION LEVEL REPEATABLE READ;
 START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY;
-SELECT ({epoch}), (SELECT coalesce(max(t.tid), 0) FROM {object_state} t), o.number, c.zoid, c.tid
+SELECT ({epoch}), (SELECT coalesce(max(t.tid), 0) FROM {object_state} t), o.number,
+    (SELECT coalesce(max(t.tid), 0) FROM {object_state} t WHERE t.tid <= ?), c.zoid, c.tid
 FROM {relstore_sweep} o LEFT JOIN
     (SELECT zoid, tid FROM {object_state} WHERE tid > ? ORDER BY tid LIMIT ?) c ON o.one = 1
 
@@ -195,8 +202,14 @@ SELECT 'sweep', number, generation, 0 FROM {relstore_sweep} LOCK IN SHARE MODE
 -- name: lock_sweep_alone
 SELECT 'sweep', number, generation, 0 FROM {relstore_sweep} FOR UPDATE
 
--- name: voted
-SELECT ({epoch}), (SELECT coalesce(max(tid), 0) FROM {last}), CONNECTION_ID()
+-- The last is whether what the transaction stands on is gone, see proof.py.
+-- name: voted [hp]
+SELECT ({epoch}), (SELECT coalesce(max(tid), 0) FROM {transaction}), CONNECTION_ID(),
+    ? > (SELECT packed_to FROM {relstore_sweep}) AND NOT EXISTS (SELECT 1 FROM {transaction} t WHERE t.tid = ?)
+
+-- name: voted [hf]
+SELECT ({epoch}), (SELECT coalesce(max(tid), 0) FROM {object_state}), CONNECTION_ID(),
+    EXISTS (SELECT 1 FROM {revisions} k STRAIGHT_JOIN {object_state} c ON c.zoid = k.zoid WHERE c.tid < k.tid)
 
 -- name: current_states [hp]
 SELECT c.zoid, c.tid, s.state FROM {current_object} c STRAIGHT_JOIN {object_state} s ON s.zoid = c.zoid AND s.tid = c.tid

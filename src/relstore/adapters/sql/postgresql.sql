@@ -56,23 +56,25 @@ WHERE c.zoid >= ? AND c.zoid >= ? AND s.state IS NOT NULL ORDER BY c.zoid LIMIT 
 SELECT pg_backend_pid()
 
 -- name: poll [hp]
-SELECT epoch, last, sweeps, oids, tids FROM {relstore_poll_2}(?, ?)
+SELECT epoch, last, sweeps, stands, oids, tids FROM {relstore_poll_3}(?, ?)
 
 -- name: poll [hf]
 BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY;
-SELECT epoch, last, sweeps, oids, tids FROM {relstore_poll_2}(?, ?)
+SELECT epoch, last, sweeps, stands, oids, tids FROM {relstore_poll_3}(?, ?)
 
 -- Committing: one message for vote, one for finish. ---------------------------------------------------------------
 
 -- name: vote
 BEGIN ISOLATION LEVEL READ COMMITTED;
 SELECT kind, zoid, tid, state
-FROM {relstore_vote_3}(?, ?, ?, ?, ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[])
+FROM {relstore_vote_4}(?, ?, ?, ?, ?, ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[],
+    ?::bigint[])
 
 -- After what is large was sent ahead.
 -- name: vote_staged
 SELECT kind, zoid, tid, state
-FROM {relstore_vote_3}(?, ?, ?, ?, ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[])
+FROM {relstore_vote_4}(?, ?, ?, ?, ?, ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[],
+    ?::bigint[])
 
 -- name: begin_vote
 BEGIN ISOLATION LEVEL READ COMMITTED
@@ -235,6 +237,9 @@ WHERE s.state IS NULL LIMIT 100
 -- name: marked [hf]
 SELECT g.zoid FROM {oids} o CROSS JOIN LATERAL
     (SELECT zoid FROM {relstore_garbage} WHERE generation = ? AND zoid = o.zoid AND goes = 0 LIMIT 1) g
+
+-- name: current_tids
+SELECT o.zoid, c.tid FROM {oids} o LEFT JOIN LATERAL (SELECT tid FROM {current} WHERE zoid = o.zoid LIMIT 1) c ON true
 
 -- name: spare
 UPDATE {relstore_garbage} SET goes = -1 WHERE zoid = ANY (?::bigint[]) AND generation = ?

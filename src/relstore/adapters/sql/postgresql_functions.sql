@@ -57,16 +57,19 @@ END $$
 
 -- STABLE: all its statements see the snapshot of the one that calls it. The order, which may not be
 -- had by sorting, makes the index on tid the plan, also before the first ANALYZE, when a third is guessed to be new.
--- With history an object is listed for each of its changes, because current_object may lack that index.
--- name: relstore_poll_2
-CREATE FUNCTION {relstore_poll_2}(
+-- With history an object is listed for each of its changes, because current_object may lack that index. stands: the newest
+-- transaction up to p_since that has left anything, which is asked only where there are newer ones.
+-- name: relstore_poll_3
+CREATE FUNCTION {relstore_poll_3}(
     p_since bigint, p_limit bigint,
-    OUT epoch text, OUT last bigint, OUT sweeps bigint, OUT oids bigint[], OUT tids bigint[])
+    OUT epoch text, OUT last bigint, OUT sweeps bigint, OUT stands bigint, OUT oids bigint[], OUT tids bigint[])
 LANGUAGE plpgsql STABLE SET enable_sort = off AS $$
 BEGIN
     SELECT ({epoch}), coalesce((SELECT max(t.tid) FROM {last} t), 0), s.number INTO epoch, last, sweeps
         FROM {relstore_sweep} s;
+    stands := last;
     IF last > p_since THEN
+        SELECT coalesce(max(t.tid), 0) INTO stands FROM {last} t WHERE t.tid <= p_since;
         SELECT array_agg(c.zoid), array_agg(c.tid) INTO oids, tids
             FROM (SELECT o.zoid, o.tid FROM {object_state} o WHERE o.tid > p_since ORDER BY o.tid LIMIT p_limit) c;
     END IF;
@@ -117,15 +120,17 @@ END $$
 -- Vote: lock, then read. VOLATILE plpgsql in READ COMMITTED, because only there does a statement that follows a
 -- wait see what was committed during the wait. p_alone: instead of locking each object keep everybody else out, who
 -- begin with -3 shared: the server has room for some thousands of locks.
+-- p_at, p_known_oids, p_known_tids: what the transaction stands on, see proof.py.
 -- Returns rows (kind, zoid, tid, state): 'epoch', 'read', 'locked', 'late' and 'busy' (a lock was not free in time;
 -- pid of a holder, and who that is) refuse the commit; 'conflict' is an object whose current revision is not the
 -- one the change was based on, the first 100 with their states; 'waited' tells the microseconds that a lock took;
 -- 'since' (a tid) and 'ticket' (backend pid, transaction id) are what the outcome check will need; 'since' has the number
 -- of the last sweep, and 'sweeping' the generation of one that is under way: then what is linked has to be looked at.
--- name: relstore_vote_3
-CREATE FUNCTION {relstore_vote_3}(
-    p_epoch text, p_timeout text, p_restored_tid bigint, p_alone boolean, p_locks bigint[], p_oids bigint[],
-    p_tids bigint[], p_read_oids bigint[], p_read_tids bigint[])
+-- name: relstore_vote_4
+CREATE FUNCTION {relstore_vote_4}(
+    p_epoch text, p_timeout text, p_restored_tid bigint, p_alone boolean, p_at bigint, p_locks bigint[],
+    p_oids bigint[], p_tids bigint[], p_read_oids bigint[], p_read_tids bigint[], p_known_oids bigint[],
+    p_known_tids bigint[])
 RETURNS TABLE (kind text, zoid bigint, tid bigint, state bytea)
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -202,7 +207,8 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    IF v_waited AND ({epoch}) IS DISTINCT FROM p_epoch THEN     -- the database was emptied meanwhile
+    -- Looked at no earlier: whoever empties the tables would wait for one that waits. Or they were emptied meanwhile.
+    IF {lost} OR v_waited AND ({epoch}) IS DISTINCT FROM p_epoch THEN
         RETURN QUERY SELECT 'epoch', 0::bigint, 0::bigint, NULL::bytea;
         RETURN;
     END IF;

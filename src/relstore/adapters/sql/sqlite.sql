@@ -13,7 +13,7 @@ COMMIT
 -- that changed after a tid, for every time that it did: there is no index by which to find the newest alone. Asked as a
 -- join, as of a server, it takes twice as long.
 -- name: poll [hp]
-SELECT ({epoch}), max(tid) FROM {transaction}
+SELECT ({epoch}), coalesce(max(tid), 0) FROM {transaction}
 UNION ALL SELECT number, generation FROM {relstore_sweep}
 UNION ALL SELECT * FROM (SELECT zoid, tid FROM {object_state} WHERE tid > ? LIMIT ?)
 
@@ -22,15 +22,17 @@ SELECT ({epoch}), coalesce(max(tid), 0) FROM {object_state}
 UNION ALL SELECT number, generation FROM {relstore_sweep}
 UNION ALL SELECT * FROM (SELECT zoid, tid FROM {object_state} WHERE tid > ? LIMIT ?)
 
--- Likewise, of each of these objects that exists.
+-- Likewise, of each of these objects that exists. Before them, whether the transaction that a view stands on is gone.
 -- name: vote [hp]
 SELECT ({epoch}), max(tid) FROM {transaction}
 UNION ALL SELECT number, generation FROM {relstore_sweep}
+UNION ALL SELECT NOT EXISTS (SELECT 1 FROM {transaction} WHERE tid = ?), packed_to FROM {relstore_sweep}
 UNION ALL SELECT c.zoid, c.tid FROM {oids} o JOIN {current_object} c ON c.zoid = o.zoid
 
 -- name: vote [hf]
 SELECT ({epoch}), coalesce(max(tid), 0) FROM {object_state}
 UNION ALL SELECT number, generation FROM {relstore_sweep}
+UNION ALL SELECT ? IS NULL, packed_to FROM {relstore_sweep}
 UNION ALL SELECT c.zoid, c.tid FROM {oids} o JOIN {object_state} c ON c.zoid = o.zoid
 
 -- name: insert_transaction [hp]

@@ -1,0 +1,81 @@
+"""File: which file bears the name of an SQLite database, and which one a session has open.
+
+A backup may be renamed into the place of the file while sessions have it open. They would go on with the file that was
+deleted, and what they commit would be gone with it. So each poll and each vote compares what the session has open with
+what bears the name: device and inode, which nobody else can have while the session is open.
+
+Two things make it worse, because SQLite finds what belongs to a database by its name alone:
+
+* The last connection that is closed removes the write-ahead log that bears the name: by then, that of the new file,
+  with commits in it. So a connection to a file that was replaced is never closed, not even when the process ends.
+* The log and its index that are left of the old file would be taken for those of the new one, and their pages mixed. A
+  process that knows them as those of the old file does not open the new one. One that was started since cannot know.
+"""
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from relstore.errors import Disconnected, Unavailable
+
+if TYPE_CHECKING:
+    from relstore.adapters.filesession import FileSession
+
+BESIDE = '-wal', '-shm'
+
+
+class File:
+    """The file of one database, as the sessions of this process have known it."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._beside: dict[str, set[str]] = {}      # by file: what lay beside it
+
+    def now(self) -> str:
+        """Return what tells the file that bears the name from any other, as long as somebody has that one open."""
+        try:
+            return _identity(self.path)
+        except OSError as e:
+            raise Unavailable(f'The database {self.path} is not there: {e.strerror}.') from e
+
+    def about_to_open(self) -> str:
+        """Return the file; Unavailable if what lies beside it belongs to one that it has replaced."""
+        file, beside = self.now(), self._lies_beside()
+        for other, theirs in self._beside.items():
+            if other != file and beside & theirs:
+                raise Unavailable(
+                    f'{self.path} was replaced while it was in use, and the write-ahead log beside it is that of the '
+                    f'old file: stop whatever has it open, remove {self.path.name}-wal and {self.path.name}-shm, and '
+                    'put the backup in its place again.')
+        return file
+
+    def opened(self, session: FileSession) -> None:
+        """Remember what lies beside the file, once the session has read from it."""
+        if session.file not in self._beside or not self._beside[session.file]:
+            self._beside[session.file] = self._lies_beside()
+
+    def _lies_beside(self) -> set[str]:
+        found = set()
+        for suffix in BESIDE:
+            with suppress(FileNotFoundError):
+                found.add(suffix + _identity(f'{self.path}{suffix}'))
+        return found
+
+    def is_replaced(self, session: FileSession) -> bool:
+        try:
+            return session.file != self.now()
+        except Unavailable:
+            return True
+
+    def compare(self, session: FileSession) -> None:
+        """Disconnected if the session has another file open than the one that bears the name."""
+        if session.file != self.now():
+            session.broken = True
+            raise Disconnected(f'The file {self.path} that was open has been replaced.')
+
+
+def _identity(path: Path | str) -> str:
+    status = os.stat(path)
+    return f'.{status.st_dev}.{status.st_ino}'
