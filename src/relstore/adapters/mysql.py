@@ -12,7 +12,7 @@ import re
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, islice
 
@@ -30,6 +30,7 @@ from relstore.adapters.base import (
 )
 from relstore.adapters.completion import Completion, Lock
 from relstore.adapters.drivers import TLS_MODES, find_driver
+from relstore.adapters.mysql_settings import settings
 from relstore.adapters.patience import in_tries
 from relstore.adapters.statements import Statements, Tables, read
 from relstore.errors import (
@@ -114,11 +115,13 @@ class MySQL(Adapter):
         self._made, self._next_look = '', 0.0       # the table of the epoch, as all sessions know it
         self.use_server('MySQL')
 
-    def use_server(self, product: str, has_memory: bool = True, in_cluster: bool = False) -> None:
+    def use_server(self, product: str, has_memory: bool = True, in_cluster: bool = False,
+                   variables: Collection[str] = ()) -> None:
         """Make the final text of the statements, for 'MySQL' or 'MariaDB'.
 
         has_memory: whether it allows tables that a restart empties.
         in_cluster: whether other servers may write to the same database.
+        variables: the names of those it has, once they are known.
         """
         self._product, self._in_cluster = product, in_cluster
         keeps, maria = self.keep_history, product == 'MariaDB'
@@ -139,8 +142,7 @@ class MySQL(Adapter):
             in_order=(
                 'INSERT INTO {relstore_commit} (session, vote, tid, voted) VALUES (0, 0, 0, UTC_TIMESTAMP(6))\n'
                 'ON DUPLICATE KEY UPDATE vote = vote + 1, voted = VALUES(voted);' if in_cluster else ''),
-            # MariaDB may limit the time that a statement takes, MySQL that of those that lock nothing.
-            patiently='SET STATEMENT max_statement_time = 0 FOR ' if maria else '',
+            settings=settings(variables),
             fresh='' if maria else 'SET SESSION information_schema_stats_expiry = 0;')
         overlays = ('mysql.sql', 'mariadb.sql') if maria else ('mysql.sql',)
         self.sql = Statements('common.sql', *overlays, keep_history=keeps, macros=self._tables, placeholder='%s')
@@ -216,9 +218,14 @@ class MySQL(Adapter):
                                      'newer.')
         disabled = server.get('disabled_storage_engines', '').upper()
         in_group = bool(server.get('group_replication_group_name'))
-        has_memory = 'MEMORY' not in disabled and not in_group
-        self.use_server(product, has_memory, in_cluster=server.get('wsrep_on') == 'ON' or (
+        enforced = server.get('enforce_storage_engine') or 'InnoDB'
+        if enforced.upper() != 'INNODB' and not self.read_only:
+            raise ConfigurationError(f'enforce_storage_engine of the {product} server is {enforced}; set it to InnoDB, '
+                                     'or unset it.')
+        has_memory = 'MEMORY' not in disabled and not in_group and not server.get('enforce_storage_engine')
+        self.use_server(product, has_memory, variables=server, in_cluster=server.get('wsrep_on') == 'ON' or (
             in_group and server['group_replication_single_primary_mode'] == 'OFF'))
+        session.results(self.sql.begin_session)     # now with what only some servers have
         if session.one(self.sql.has_innodb) is None:
             raise ConfigurationError(f'The {product} server has no InnoDB; start it with InnoDB enabled.')
         self._packet = int(server['max_allowed_packet'])
@@ -227,7 +234,7 @@ class MySQL(Adapter):
                                      f'{SMALLEST_PACKET:,} at least, and to more than the largest object.')
         if self.read_only:
             return
-        if 'ON' in (server['read_only'], server['innodb_read_only']):
+        if {server['read_only'], server['innodb_read_only']} != {'OFF'}:       # MariaDB 12 knows several ways
             raise ConfigurationError(f'The {product} server is read-only; connect to one that may be written, or set '
                                      'read-only true.')
         if server['log_bin'] == 'ON' and server['binlog_format'] == 'STATEMENT':

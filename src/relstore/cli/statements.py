@@ -4,12 +4,14 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from relstore.adapters.mysql import MySQL
+from relstore.adapters.mysql_settings import SETTINGS
 from relstore.adapters.postgresql import PostgreSQL
 from relstore.adapters.sqlite import SQLite
 
 DATABASES = {
     'postgresql': lambda schema: PostgreSQL('', schema=schema), 'sqlite': lambda schema: SQLite('.'),
     'mysql': lambda schema: MySQL(''), 'mariadb': lambda schema: MySQL('')}
+PRODUCTS = {'mysql': 'MySQL', 'mariadb': 'MariaDB'}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -21,8 +23,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     adapter = DATABASES[args.database](args.schema)
     adapter.configure(keep_history=not args.history_free, read_only=False)
-    if args.database == 'mariadb':
-        adapter.use_server('MariaDB')
+    if args.database in PRODUCTS:
+        adapter.use_server(PRODUCTS[args.database], variables=SETTINGS)     # those that the server has
     _section('At open, where it is missing', adapter.schema().items())
     _section('At work: these, BEGIN, COMMIT and ROLLBACK (? is a parameter)', adapter.sql)
     return 0

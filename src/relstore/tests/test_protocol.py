@@ -367,24 +367,6 @@ class PatientFinish(ServerSuite):
         self.finished('-c statement_timeout=150')
 
 
-class PatientOnMariaDB(ServerSuite):
-
-    def test_statements_may_not_take_long(self):
-        storage = self.opened()
-        if storage._adapter._product != 'MariaDB':
-            self.skipTest('RELSTORE_TEST_MYSQL names a MySQL server, which limits SELECT alone')
-        [oid] = self.objects()
-        txn, _ = self.voted(storage, (oid, self.other.getTid(oid), state(1)))
-        storage._txn._session.run('SET SESSION max_statement_time = 0.2')      # or by my.cnf, for all
-        third = self.watching()
-        third.take_commit_lock()
-        began = time.monotonic()
-        finish = self.started(storage.tpc_finish, txn)
-        self.watch.until(lambda: finish.done() or time.monotonic() > began + 0.4)
-        third.release_commit_lock()
-        self.assertEqual(finish.result(30), self.other.getTid(oid))
-
-
 class BesideAPack(ServerSuite):
     """RelStorage's pack removes current_object's rows and takes none of the locks of commits."""
 
@@ -1258,11 +1240,10 @@ cases(globals(), Locks, backends=MYSQL)
 cases(globals(), Outcome, Views, RoundTrips, Tids, backends=POSTGRESQL + MYSQL)
 cases(globals(), RoundTrips, backends=PYMYSQL_ON_MYSQL + PGBOUNCER[:2])
 cases(globals(), AdvisoryLocks, PatientFinish, backends=POSTGRESQL)
-cases(globals(), PatientOnMariaDB, backends=MYSQL[:1])
 cases(globals(), BesideAPack, backends=POSTGRESQL_HP[:1])
 cases(globals(), WaitingInVote, backends=(Psycopg2HistoryPreserving, Psycopg3HistoryFree))
 cases(globals(), Patience, backends=(Psycopg2HistoryPreserving, Psycopg3HistoryFree, MYSQL[0]))
 cases(globals(), Zap, Pieces, Deletions, Rows, backends=BY_EVERY_DRIVER)
 cases(globals(), RowsOfUndo, backends=HISTORY_PRESERVING)
-del Suite, ServerSuite, Locks, AdvisoryLocks, PatientFinish, PatientOnMariaDB, BesideAPack, WaitingInVote, Patience
+del Suite, ServerSuite, Locks, AdvisoryLocks, PatientFinish, BesideAPack, WaitingInVote, Patience
 del Outcome, Views, Zap, RoundTrips, Tids, Pieces, Deletions, RowsSuite, Rows, RowsOfUndo

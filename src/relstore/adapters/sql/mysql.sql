@@ -3,16 +3,15 @@
 
 -- Connecting ---------------------------------------------------------------------------------------------------
 
--- What a server's settings may have changed in new sessions; no statement relies on more than this.
+-- What a server's settings may have changed in new sessions; no statement relies on more than this. Not DEFAULT, which
+-- is what they have set. The others: see mysql_settings.py.
 -- name: begin_session
 SET SESSION autocommit = 1, sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', completion_type = 'NO_CHAIN',
-    sql_select_limit = DEFAULT;
+    sql_select_limit = 18446744073709551615, sql_big_selects = 1{settings};
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE
 
 -- name: server
-SHOW GLOBAL VARIABLES WHERE variable_name IN ('version', 'max_allowed_packet', 'log_bin', 'binlog_format', 'read_only',
-    'innodb_read_only', 'disabled_storage_engines', 'group_replication_group_name',
-    'group_replication_single_primary_mode', 'wsrep_on')
+SHOW GLOBAL VARIABLES
 
 -- name: has_innodb
 SELECT 1 FROM information_schema.engines WHERE engine = 'InnoDB' AND support IN ('YES', 'DEFAULT')
@@ -234,7 +233,7 @@ INSERT INTO relstore_stage (zoid, prev_tid, md5, state_size, state, refs, data_t
 -- is no tid where the transaction that has voted is gone, so that nothing can be written.
 -- name: begin_finish
 SET SESSION innodb_lock_wait_timeout = ?, lock_wait_timeout = ?;
-{patiently}SELECT TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) INTO @relstore_waited FROM {commit_row_lock} FOR UPDATE;
+SELECT TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) INTO @relstore_waited FROM {commit_row_lock} FOR UPDATE;
 {in_order}
 SET @relstore_now = UTC_TIMESTAMP(6);
 SET @relstore_tid = coalesce(?, greatest(
