@@ -43,7 +43,6 @@ class Database:
 
     def __init__(self, adapter: Adapter, options: Options):
         adapter.configure(options.keep_history, options.read_only)
-        adapter.prepare_schema(options.create_schema)
         self.adapter, self.options = adapter, options
         self.cache = Cache(options.cache_local_mb << 20, options.cache_local_object_max,
                            keep_bases=not adapter.keep_history)
@@ -74,6 +73,7 @@ class Database:
         self._swept: dict[int, array] = {}
         self._forked = False        # and not used since
         try:
+            adapter.prepare_schema(options.create_schema)
             with self.pool.session() as session:
                 self.name = adapter.meta(session)['database']       # the same for whoever opens it
                 self.blobs.look(session)

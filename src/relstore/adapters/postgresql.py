@@ -90,12 +90,14 @@ class PostgreSQL(Adapter):
         self._prepared_statements = prepared_statements
         self._group_commit = group_commit
         self._database = ''             # its name, once it is known
+        self._spare: Session | None = None      # what prepare_schema has used, for the first to connect
 
     def __str__(self) -> str:
         return f'Schema {self._schema} of the PostgreSQL database {self._database}'
 
     def configure(self, keep_history: bool, read_only: bool) -> None:
         super().configure(keep_history, read_only)
+        self._schema = self._locks = ''
         self._use_schema(self._asked_schema or 'public')
 
     def _use_schema(self, name: str, locks: str = '') -> None:
@@ -104,8 +106,10 @@ class PostgreSQL(Adapter):
         locks: how advisory locks are keyed, 'plain' (by oid, as RelStorage does it) or 'hashed' with the schema. They
         are per database, so storages in several schemas would wait for each other, had they plain ones.
         """
-        self._schema = name
-        self._locks = locks or ('plain' if name == 'public' else 'hashed')
+        locks = locks or ('plain' if name == 'public' else 'hashed')
+        if (name, locks) == (self._schema, self._locks):
+            return
+        self._schema, self._locks = name, locks
         keeps = self.keep_history
         self._tables = Tables(
             prefix='"' + name.replace('"', '""') + '".', id='BIGINT', integer='BIGINT', bytes='BYTEA', chunk='OID',
@@ -140,7 +144,7 @@ class PostgreSQL(Adapter):
     # Connect ------------------------------------------------------------------------------------------------------
 
     def connect(self) -> Session:
-        session = Session(self._driver, self._dsn)
+        session, self._spare = self._spare or Session(self._driver, self._dsn), None
         try:
             session.epoch = self.epoch(session)
             [[backend]] = session.all(self.sql.backend)
@@ -160,11 +164,13 @@ class PostgreSQL(Adapter):
                 *([self.sql.poll, self.sql.vote, self.sql.finish] if session.binds else [])]
 
     def prepare_schema(self, create: bool) -> None:
+        """The session is kept for the first to connect: for the server to begin one takes longer than all this."""
         with self.completion() as completion:
             completion.run(create)
             if not self.read_only:
                 self._check_rights(completion.session)
                 self._advance_oids(completion.session)
+            self._spare = completion.session
 
     @contextmanager
     def completion(self) -> Iterator[Completion]:
@@ -180,7 +186,8 @@ class PostgreSQL(Adapter):
                 raise ConfigurationError(f'{self} cannot be used: {e}; connect as a user with rights to create and '
                                          'write its tables, or set read-only true to read them alone.') from e
         finally:
-            session.close()
+            if session is not self._spare:
+                session.close()
 
     def _locks_there(self, session: Session) -> str:
         """How locks are keyed was decided when relstore came; where RelStorage was before, by RelStorage."""
@@ -447,8 +454,9 @@ class PostgreSQL(Adapter):
 
     def _advance_oids(self, session: Session) -> None:
         """A sequence behind its objects (restored separately, say) would hand out oids that are taken."""
-        [[used]] = session.all(self.sql.max_oid)
-        self.reserve_oids(session, used)
+        row = session.one(self.sql.oid_ahead)
+        if row is not None:
+            self.reserve_oids(session, *row)
 
     # Pack ---------------------------------------------------------------------------------------------------------
 

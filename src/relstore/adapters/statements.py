@@ -9,17 +9,20 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources import files
+from types import MappingProxyType
 
 _HEAD = re.compile(r'^-- name: (\S+?)(?: \[(hp|hf)\])?$', re.MULTILINE)
 _COMMENT = re.compile(r'^--.*\n?', re.MULTILINE)
 
 
-def read(filename: str, keep_history: bool) -> dict[str, str]:
+@cache
+def read(filename: str, keep_history: bool) -> Mapping[str, str]:
     """Return the statements of one file that hold in this history mode: name -> text, in the file's order."""
     _, *parts = _HEAD.split(_text(filename))
     mode = 'hp' if keep_history else 'hf'
-    return {name: _COMMENT.sub('', body).strip()
-            for name, tag, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True) if tag in (None, mode)}
+    return MappingProxyType({
+        name: _COMMENT.sub('', body).strip()
+        for name, tag, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True) if tag in (None, mode)})
 
 
 @cache

@@ -5,11 +5,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from unittest import TestCase
+from unittest.mock import patch
 
 from transaction import TransactionManager
 from ZODB import DB
 
+from relstore.adapters import base, postgresql
 from relstore.errors import Unavailable
+from relstore.session import Session
 from relstore.tests.backends import (
     MYSQL,
     Psycopg2HistoryFree,
@@ -34,6 +37,30 @@ class Suite(TestCase):
         with db.transaction() as connection:
             connection.root()['n'] = 0
         return db
+
+
+class Opening(Suite):
+
+    def test_one_connection_is_made(self):
+        """To begin one is what takes the server longest."""
+        made = []
+        self.open_storage().close()
+        with patch.object(postgresql, 'Session', lambda *arguments: made.append(arguments) or Session(*arguments)):
+            storage = self.open_storage()
+        self.assertEqual(len(made), 1)
+        with closing(self.new_watch()) as watch:
+            self.assertEqual(watch.connections(), 1)
+            self.assertEqual(storage._pool._total, 1)
+            storage.close()
+            watch.until(lambda: not watch.connections())
+
+    def test_none_is_left_where_it_fails(self):
+        self.open_storage().close()
+        with patch.object(base.Adapter, 'meta', side_effect=Unavailable('by this test')), \
+                self.assertRaises(Unavailable):
+            self.open_storage()
+        with closing(self.new_watch()) as watch:
+            watch.until(lambda: not watch.connections())
 
 
 class Idle(Suite):
@@ -183,7 +210,8 @@ class Exhausted(Suite):
         self.assertEqual(self.pool.lent, 0)
 
 
+cases(globals(), Opening, backends=POSTGRESQL)
 cases(globals(), Idle, backends=POSTGRESQL + MYSQL)
 cases(globals(), IdleWithHistory, backends=POSTGRESQL[::2] + MYSQL[::2])
 cases(globals(), Exhausted, backends=(SQLiteHistoryPreserving, SQLiteHistoryFree, *POSTGRESQL[:2]))
-del Suite, Idle, IdleWithHistory, Exhausted
+del Suite, Opening, Idle, IdleWithHistory, Exhausted

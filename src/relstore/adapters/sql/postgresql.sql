@@ -121,6 +121,11 @@ SELECT min(tid) FROM {object_state} WHERE tid > ? AND xmin = ?::text::xid8::xid
 -- name: new_oids
 SELECT nextval('{zoid_seq}') FROM generate_series(1, ?)
 
+-- The largest oid, if the sequence has not come so far. To look takes no lock: it never goes back.
+-- name: oid_ahead
+SELECT c.zoid FROM (SELECT max(zoid) AS zoid FROM {current}) c, {zoid_seq} s
+WHERE c.zoid > 0 AND (c.zoid - 1) / 16 >= CASE WHEN s.is_called THEN s.last_value ELSE 0 END
+
 -- name: reserve_oids
 SELECT {relstore_reserve_1}(?)
 
@@ -349,7 +354,7 @@ SELECT has_table_privilege('{object_state}', 'INSERT') AND has_sequence_privileg
 
 -- name: relations
 SELECT relname FROM pg_class WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = ?)
-UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = ?)
+UNION ALL SELECT proname FROM pg_proc WHERE proname LIKE 'relstore%' AND pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = ?)
 UNION ALL SELECT tgname FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid
     WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = ?) AND NOT tgisinternal
 
