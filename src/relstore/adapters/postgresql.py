@@ -177,6 +177,8 @@ class PostgreSQL(Adapter):
         session = self._first_session()
         try:
             self._use_schema(self._verified_schema(session))
+            if not self.read_only:
+                self._check_settings(session)
             try:
                 self._use_schema(self._schema, self._locks_there(session))
                 yield Completion(self, session)
@@ -198,6 +200,12 @@ class PostgreSQL(Adapter):
 
     def new_meta(self, relations: set[str]) -> dict[str, str]:
         return super().new_meta(relations) | {'locks': self._locks}
+
+    def _check_settings(self, session: Session) -> None:
+        """What is set for a role or a database cannot be set anew for a session that a pooler may swap."""
+        for name, value, needed in session.all(self.sql.wrong_settings):
+            raise ConfigurationError(f'{name} is {value} for this role or database; set it to {needed} (ALTER ROLE, '
+                                     'ALTER DATABASE), or set read-only true.')
 
     def _check_rights(self, session: Session) -> None:
         [[may_write]] = session.all(self.sql.may_write)

@@ -13,6 +13,8 @@ from relstore.tests.exercise import exercise
 from relstore.tests.servers import (
     MariaDBServer,
     MySQLServer,
+    PgBouncerLayer,
+    PostgreSQLLayer,
     SharedServer,
     mariadb_programs,
     mysql_unavailable,
@@ -20,7 +22,7 @@ from relstore.tests.servers import (
     require_mysql,
 )
 from relstore.tests.test_faults import commit, state
-from relstore.tests.watch import MySQLWatch
+from relstore.tests.watch import MySQLWatch, Watch
 
 # Servers of our own, whose settings may be changed. What cannot be set later is set from the beginning.
 SETTINGS = {'log_bin': 'log', 'server_id': 7, 'binlog_format': 'ROW', 'innodb_rollback_on_timeout': 1}
@@ -184,6 +186,70 @@ class MariaDBSettings(Settings, TestCase):
         with self.set_globally({'enforce_storage_engine': 'Aria'}), \
                 self.assertRaisesRegex(ConfigurationError, 'enforce_storage_engine .* is Aria; set it to InnoDB'):
             relstore.RelStore(relstore.MySQL(**self.site('other')))
+
+
+# The same of a database of PostgreSQL, or of a role.
+OF_POSTGRESQL = (
+    {'default_transaction_isolation': 'serializable', 'default_transaction_deferrable': 'on'},
+    {'statement_timeout': '20s', 'lock_timeout': '20s', 'idle_in_transaction_session_timeout': '60s',
+     'bytea_output': 'escape', 'standard_conforming_strings': 'off', 'escape_string_warning': 'on',
+     'backslash_quote': 'off', 'quote_all_identifiers': 'on', 'transform_null_equals': 'on', 'DateStyle': 'German',
+     'IntervalStyle': 'sql_standard', 'TimeZone': 'Asia/Kathmandu', 'extra_float_digits': '-15',
+     'client_min_messages': 'log', 'xmloption': 'document', 'check_function_bodies': 'off',
+     'lo_compat_privileges': 'on', 'row_security': 'off', 'synchronous_commit': 'off',
+     'plpgsql.variable_conflict': 'use_variable', 'plpgsql.extra_errors': 'all'},
+    {'enable_seqscan': 'off', 'enable_bitmapscan': 'off', 'enable_hashjoin': 'off',
+     'enable_mergejoin': 'off', 'plan_cache_mode': 'force_custom_plan', 'jit': 'on',
+     'from_collapse_limit': '1', 'join_collapse_limit': '1', 'work_mem': '64kB', 'cursor_tuple_fraction': '0.001'},
+    {'enable_nestloop': 'off', 'enable_indexonlyscan': 'off', 'enable_sort': 'off', 'enable_hashagg': 'off',
+     'plan_cache_mode': 'force_generic_plan', 'default_statistics_target': '1', 'geqo_threshold': '2',
+     'session_replication_role': 'replica'},
+)
+REFUSED = {'array_nulls': 'off', 'default_transaction_read_only': 'on'}
+
+
+class PostgreSQLSettings(TestCase):
+    layer, packs = PostgreSQLLayer, True
+
+    def setUp(self):
+        self.layer.require(self)
+        self.server = self.layer.server
+
+    def site(self, name: str, settings: dict) -> str:
+        self.server.create_database(name)
+        self.addCleanup(self.server.drop_database, name)
+        with closing(Watch(self.server.dsn(name))) as watch:
+            for setting, value in settings.items():
+                watch.rows(f"ALTER DATABASE {name} SET {setting} = '{value}'")
+        return self.dsn(name)
+
+    def dsn(self, name: str) -> str:
+        return self.server.dsn(name)
+
+    def test_each(self):
+        for n, settings in enumerate(OF_POSTGRESQL):
+            dsn = self.site(f'set_{n}', settings)
+            for driver in ('psycopg2', 'psycopg') if n < 2 else ('psycopg2',):      # the others are of plans alone
+                def open_storage(dsn=dsn, driver=driver, keep_history=n % 2 == 1):
+                    return relstore.RelStore(relstore.PostgreSQL(dsn, driver=driver), keep_history=keep_history,
+                                             commit_lock_timeout=5)
+
+                with self.subTest(settings, driver=driver):
+                    exercise(open_storage, self.packs)
+
+    def test_refused(self):
+        for setting, value in REFUSED.items():
+            dsn = self.site(f'refused_{setting}', {setting: value})
+            with self.subTest(setting), self.assertRaisesRegex(ConfigurationError, setting):
+                relstore.RelStore(relstore.PostgreSQL(dsn))
+
+
+class PooledSettings(PostgreSQLSettings):
+    """No statement relies on what was said before: pgbouncer may have it run by another process of the server."""
+    layer, packs = PgBouncerLayer, False
+
+    def dsn(self, name):
+        return self.layer.bouncer.dsn(self.server.dsn(name))
 
 
 del Settings

@@ -346,6 +346,12 @@ SELECT current_setting('max_locks_per_transaction')
 SELECT current_setting('server_version_num')::integer, current_database(), current_schema(),
        current_setting('server_version')
 
+-- What the owner of a role or a database may have set, and no statement can do with: (name, value, what it has to be).
+-- name: wrong_settings
+SELECT name, current_setting(name), needed
+FROM (VALUES ('array_nulls', 'on'), ('default_transaction_read_only', 'off')) s (name, needed)
+WHERE current_setting(name) <> needed
+
 -- name: schema_exists
 SELECT 1 FROM pg_namespace WHERE nspname = ?
 
