@@ -13,21 +13,22 @@ from ZODB.utils import z64
 
 import relstore
 
-COUNT = 200         # objects
-KEPT = 30          # of these, by the pack
+COUNT = 100         # objects
+KEPT = 30           # of these, by the pack
 BYTES = bytes(range(256)) + b'\\\'"%s;\n\\0\\x'
 TEXT = '\\\'"%s; \u00fc\u20ac'
 
 
-def exercise(open_storage: Callable[[], relstore.RelStore], packs: bool = True) -> None:
+def exercise(open_storage: Callable[[], relstore.RelStore], packs: bool = True, count: int = COUNT) -> None:
     """Raise an AssertionError, or what a storage raises, where something does not work.
 
     open_storage: opens another storage of one database, which is emptied. packs: not through a pooler.
+    count: of objects.
     """
     with ExitStack() as stack:
         site, other = (stack.enter_context(closing(open_storage())) for _ in range(2))
         site.zap_all()
-        Exercise(stack.enter_context(closing(DB(site))), site, other).run(packs)
+        Exercise(stack.enter_context(closing(DB(site))), site, other, count).run(packs)
 
 
 def value_of(record: bytes) -> tuple:
@@ -38,8 +39,8 @@ def value_of(record: bytes) -> tuple:
 
 class Exercise:
 
-    def __init__(self, db: DB, site: relstore.RelStore, other: relstore.RelStore):
-        self.db, self.site, self.other = db, site, other
+    def __init__(self, db: DB, site: relstore.RelStore, other: relstore.RelStore, count: int):
+        self.db, self.site, self.other, self.count = db, site, other, count
         self.reader = other.new_instance()
         self.changed: set[bytes] = set()        # that the reader was told of
 
@@ -65,11 +66,11 @@ class Exercise:
     def fill(self) -> None:
         with self.transaction() as connection:
             root = connection.root()
-            root['site'] = PersistentMapping({n: PersistentMapping(value=(0, BYTES)) for n in range(COUNT)})
+            root['site'] = PersistentMapping({n: PersistentMapping(value=(0, BYTES)) for n in range(self.count)})
         with self.transaction() as connection:
             objects = connection.root()['site']
-            self.oids = [objects[n]._p_oid for n in range(COUNT)]
-        assert len({*self.oids, self.site.new_oid(), self.other.new_oid()}) == COUNT + 2
+            self.oids = [objects[n]._p_oid for n in range(self.count)]
+        assert len({*self.oids, self.site.new_oid(), self.other.new_oid()}) == self.count + 2
         self.look(0)
 
     def change(self, value: int) -> bytes:
@@ -145,13 +146,13 @@ class Exercise:
             found.append(oid)
             if following is None:
                 break
-        assert len(found) == len(set(found)) == COUNT + 2, len(found)
-        assert len(self.site) == COUNT + 2
+        assert len(found) == len(set(found)) == self.count + 2, len(found)
+        assert len(self.site) == self.count + 2
         assert self.site.history(self.oids[0])[0]['size'] > len(BYTES)
 
     def pack(self) -> None:
         with self.transaction() as connection:
-            for n in range(KEPT, COUNT):
+            for n in range(KEPT, self.count):
                 del connection.root()['site'][n]
         self.db.pack()
         self.poll()
