@@ -112,7 +112,8 @@ class MySQL(Adapter):
 
     def configure(self, keep_history: bool, read_only: bool) -> None:
         super().configure(keep_history, read_only)
-        self._made, self._next_look = '', 0.0       # the table of the epoch, as all sessions know it
+        # The table of the epoch as polls know it: when it was made, what is in it, and when to look at the former again.
+        self._made, self._value, self._next_look = '', '', 0.0
         self.use_server('MySQL')
 
     def use_server(self, product: str, has_memory: bool = True, in_cluster: bool = False,
@@ -163,7 +164,7 @@ class MySQL(Adapter):
         try:
             *_, [[epoch]], made = self._send(session, [
                 (self.sql.begin_session, ()), (self.sql.epoch, ()), (self.sql.made, ())])
-            self._made = _made(made)
+            self._value, self._made = epoch, _made(made)
             session.epoch = f'{epoch}.{self._made}' if epoch else self.epoch(session)
         except BaseException:
             session.close()
@@ -315,6 +316,11 @@ class MySQL(Adapter):
     def renew_epoch(self, session: Session) -> None:
         session.run(self.sql.new_epoch, (secrets.token_hex(8),))
 
+    def end_epoch(self, session: Session, epoch: str) -> None:
+        """The next poll looks at when the table was made: else the vote after it might be the first to, and refuse."""
+        self._next_look = 0.0
+        super().end_epoch(session, epoch)
+
     def _forget_commits(self, session: Session) -> None:
         try:
             old = [key for key, in session.script(self.sql.old_commits)]
@@ -336,6 +342,8 @@ class MySQL(Adapter):
         if not rows:
             return None, 0, 0, 0, []
         epoch, last, sweeps, stands = rows[0][:4]
+        if epoch != self._value:        # who has given it that has looked when it was made, and others look with him
+            self._value, self._made = epoch, self._made if look else _made(session.all(self.sql.made))
         return (epoch and f'{epoch}.{self._made}', last, sweeps, stands,
                 [(oid, tid) for *_, oid, tid in rows if oid is not None])
 
