@@ -112,7 +112,7 @@ class MySQL(Adapter):
 
     def configure(self, keep_history: bool, read_only: bool) -> None:
         super().configure(keep_history, read_only)
-        # The table of the epoch as polls know it: when it was made, what is in it, and when to look at the former again.
+        # The table of the epoch, as polls know it: when it was made, and what is in it. And when to look at it again.
         self._made, self._value, self._next_look = '', '', 0.0
         self.use_server('MySQL')
 
