@@ -1,0 +1,329 @@
+"""What README.txt tells an operator to type: its commands are taken from there, and run on real servers.
+
+A dump is restored as it says, and a site goes from RelStorage to relstore and back. For RelStorage see test_relstorage.
+"""
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from unittest import TestCase
+
+import psycopg2
+import transaction
+from persistent.mapping import PersistentMapping
+from ZODB.DB import DB
+from ZODB.utils import u64, z64
+
+import relstore
+from relstore.tests.backends import (
+    MySQLdbHistoryFree,
+    MySQLdbHistoryPreserving,
+    MySQLdbOnMySQLHistoryFree,
+    MySQLdbOnMySQLHistoryPreserving,
+    Psycopg2HistoryFree,
+    Psycopg2HistoryPreserving,
+    SQLiteBackend,
+    SQLiteHistoryFree,
+    SQLiteHistoryPreserving,
+    cases,
+)
+from relstore.tests.commands import environment
+from relstore.tests.servers import (
+    PostgreSQLServer,
+    StagingMySQL,
+    StagingPostgreSQL,
+    StandbyServer,
+    cannot_run,
+    postgresql_programs,
+    require_postgresql,
+)
+from relstore.tests.test_pack import reachable
+from relstore.tests.test_relstorage import PYTHON, Peer
+
+README = (Path(__file__).parents[3] / 'README.txt').read_text()
+DATABASES = 'zodb', 'restored', 'damaged', 'shared'     # that README names
+# README's site is on PostgreSQL; these take the place of its section.
+PLACE = re.compile(r'( +)<postgresql>.*?</postgresql>\n', re.DOTALL)
+
+
+def section(title: str) -> str:
+    """Return the text of a section, up to the next title of any kind."""
+    found = re.search(rf'(?ms)^{re.escape(title)}\n[=-]+\n(.*?)(?=^[^\n]+\n[=-]{{4,}}\n|\Z)', README)
+    return found[1]
+
+
+def blocks(title: str) -> list[str]:
+    """Return what stands in a section to be typed, or to be written into a file."""
+    return [textwrap.dedent(block) for block in re.findall(r'(?m)(?:^ {4,}\S.*\n(?:\n(?= {4}))?)+', section(title))]
+
+
+def block(title: str, *words: str) -> str:
+    """Return the one block of a section that has all the words."""
+    [found] = [text for text in blocks(title) if all(word in text for word in words)]
+    return found
+
+
+class Typed(TestCase):
+    """Mixed with a backend: a shell in a directory of its own, where the database `zodb` is README's."""
+
+    def setUp(self):
+        super().setUp()
+        self.here = Path(tempfile.mkdtemp(prefix='relstore-readme-'))
+        self.addCleanup(shutil.rmtree, self.here)
+        (self.here / 'etc').mkdir()
+        (self.here / 'var').mkdir()
+        (self.here / 'bin').mkdir()
+        self.program('relstore', f'exec {sys.executable} -c "from relstore.cli.main import main; exit(main())" "$@"')
+        self.program('python', f'unset PYTHONPATH; exec {PYTHON} "$@"')
+        self.environment = {name: value for name, value in environment().items()
+                            if not name.startswith(('PG', 'MYSQL'))} | {'HOME': str(self.here)}
+        path = [str(self.here / 'bin'), os.environ.get('PATH', os.defpath)]
+        if not isinstance(self, SQLiteBackend):
+            self.require_server_of_ours()
+            server = self.layer.server
+            for name in DATABASES:
+                self.addCleanup(server.drop_database, name)
+        if self.is_postgresql:
+            path.insert(1, str(postgresql_programs()))
+            self.environment |= {'PGHOST': str(server.directory), 'PGPORT': str(server.port), 'PGUSER': 'postgres'}
+        elif not isinstance(self, SQLiteBackend):
+            where = server.arguments()
+            (self.here / '.my.cnf').write_text(f'[client]\nuser={where["user"]}\nsocket={where["unix_socket"]}\n')
+        elif shutil.which('sqlite3') is None:
+            cannot_run(self, 'There is no program sqlite3 (apt-get install sqlite3)')
+        self.environment['PATH'] = os.pathsep.join(path)
+
+    def require_server_of_ours(self) -> None:
+        """README's names are taken as they are."""
+        if isinstance(self.layer.server, StagingPostgreSQL | StagingMySQL):
+            self.skipTest('a staging server may have databases of the names that README uses')
+
+    @property
+    def is_postgresql(self) -> bool:
+        return getattr(self, 'driver', '') == 'psycopg2'
+
+    def program(self, name: str, text: str) -> None:
+        path = self.here / 'bin' / name
+        path.write_text(f'#!/bin/sh\n{text}\n')
+        path.chmod(0o755)
+
+    def types(self, commands: str, **more: str) -> str:
+        """Run commands as they stand in README; return what they print. None of them may fail or complain."""
+        done = subprocess.run(['bash', '-euo', 'pipefail', '-c', commands], cwd=self.here, capture_output=True,
+                              text=True, env=self.environment | more)
+        self.assertEqual((done.returncode, done.stderr), (0, ''), f'{commands}\n{done.stdout}')
+        return done.stdout
+
+    def create(self, name: str = 'zodb') -> None:
+        if isinstance(self, SQLiteBackend):
+            return
+        self.layer.server.create_database(name)
+
+    def leads_to(self, name: str = 'zodb', **options) -> relstore.adapters.base.Adapter:
+        if isinstance(self, SQLiteBackend):
+            return relstore.SQLite(str(self.here / 'var' / 'site'))
+        if self.is_postgresql:
+            return relstore.PostgreSQL(self.layer.server.dsn(name), driver='psycopg2', **options)
+        return relstore.MySQL(**self.layer.server.arguments(name), driver=self.driver)
+
+    @contextmanager
+    def opened(self, *where, **options) -> Iterator[relstore.RelStore]:
+        adapter = self.leads_to(*where, **options)
+        with closing(relstore.RelStore(adapter, keep_history=self.keep_history)) as storage:
+            yield storage
+
+    def execute(self, sql: str, database: str = 'zodb') -> list[tuple]:
+        """Without relstore."""
+        if isinstance(self, SQLiteBackend):
+            with closing(sqlite3.connect(self.here / 'var' / 'site' / 'main.sqlite3')) as connection:
+                return connection.execute(sql).fetchall()
+        with closing(psycopg2.connect(self.layer.server.dsn(database))) as connection, connection, \
+                connection.cursor() as cursor:
+            cursor.execute(sql)
+            return cursor.fetchall() if cursor.description else []
+
+
+def contents(storage: relstore.RelStore) -> list[tuple]:
+    """Return all that a copy into another storage would see."""
+    return [(txn.tid, txn.user, txn.description, [(record.oid, record.tid, record.data) for record in txn])
+            for txn in storage.iterator()]
+
+
+class Restored(Typed):
+    """A dump that was taken while others committed is restored: it is one state, and a site goes on from there."""
+
+    def setUp(self):
+        super().setUp()
+        self.create()
+
+    def test_whole_database(self):
+        self.fill()
+        self.check(self.dumped_and_restored(self.title))
+
+    def fill(self, **where) -> None:
+        """Make a site: pairs to be changed together, states of all bytes, and garbage."""
+        with self.opened(**where) as storage, closing(DB(storage)) as db:
+            with db.transaction() as connection:
+                root = connection.root()
+                for name in 'one', 'two', 'gone':
+                    root[name] = PersistentMapping(n=0)
+                root['bytes'] = PersistentMapping(small=bytes(range(256)) * 4, large=os.urandom(3_000_000), empty=b'',
+                                                  nothing=b'\0' * 100_000, text='\N{SNOWMAN}\\\'"\x1a\n')
+            with db.transaction() as connection:
+                connection.transaction_manager.get().note('\N{SNOWMAN} \x01')
+                del connection.root()['gone']
+
+    def dumped_and_restored(self, title: str, **where) -> list[tuple]:
+        """Run the commands of a section, which dump first, then restore; return what the original had at the end."""
+        dump, *restore = blocks(title)[:2]
+        with self.opened(**where) as storage:
+            self.dump_beside_a_writer(storage, dump)
+            last = contents(storage)
+            taken = storage.new_oid()
+        self.assertLess(max(oid for *_, records in last for oid, *_ in records), taken)
+        for commands in restore:
+            self.types(commands)
+        return last
+
+    def dump_beside_a_writer(self, storage: relstore.RelStore, commands: str) -> None:
+        db, started, ended, wrote = DB(storage), threading.Event(), threading.Event(), []
+
+        def write() -> None:
+            while not (ended.is_set() and len(wrote) > 5):
+                with db.transaction() as connection:
+                    root = connection.root()
+                    root['one']['n'] = root['two']['n'] = len(wrote)
+                    root[f'new {len(wrote)}'] = PersistentMapping()
+                wrote.append(True)
+                started.set()
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            self.assertTrue(started.wait(60))
+            self.types(commands)
+        finally:
+            ended.set()
+            writer.join()
+
+    def check(self, last: list[tuple], *where, **options) -> None:
+        """Compare a restored database with what the original was at the end, and go on in it."""
+        with self.opened(*where, **options) as storage:
+            found = contents(storage)
+            self.assertGreater(len(found), 1)
+            if self.keep_history:
+                self.assertEqual(found, last[:len(found)])
+            records, ends = ({oid: (tid, data) for *_, records in all_ for oid, tid, data in records}
+                             for all_ in (found, last))
+            self.assertLessEqual(records.keys(), ends.keys())
+            db = DB(storage)
+            with db.transaction() as connection:
+                root = connection.root()
+                self.assertEqual(root['one']['n'], root['two']['n'])
+                self.assertEqual({name for name in root if name.startswith('new')},
+                                 {f'new {n}' for n in range(root['one']['n'] + 1)})
+                changing = {thing._p_oid for thing in (root, root['one'], root['two'])}
+                self.assertEqual({oid: record for oid, record in records.items() if oid not in changing},
+                                 {oid: ends[oid] for oid in records if oid not in changing})
+                root['one']['n'] += 1
+                root['after'] = [PersistentMapping(n=n) for n in range(40)]
+            new = {thing._p_oid for thing in root['after']}
+            self.assertEqual(len(new), 40)
+            self.assertFalse(new & records.keys())
+            self.assertEqual(storage.pack(None).objects, 1)
+            self.assertEqual(len(reachable(storage)), len(records) - 1 + 40)
+            with db.transaction() as connection:
+                self.assertEqual(connection.root()['bytes']['large'], root['bytes']['large'])
+
+
+class RestoredPostgreSQL(Restored):
+    title = 'PostgreSQL'
+
+    def test_blobs_come_along(self):
+        """As RelStorage stores them, in large objects; beside other tables, in a schema, and on a standby too."""
+        self.fill()
+        loid = self.store_blob()
+        last = self.dumped_and_restored(self.title)
+        self.assertEqual(self.blob('zodb'), (loid, bytes(range(256)) * 9))
+        self.check(last)
+
+    def test_one_schema(self):
+        self.create('shared')
+        self.execute('CREATE SCHEMA site; CREATE TABLE others (n int)', 'shared')
+        where = {'name': 'shared', 'schema': 'site'}
+        self.fill(**where)
+        loid = self.store_blob('shared', 'site.')
+        with self.opened(**where) as storage:
+            dump = block(self.title, '--schema=site')
+            self.dump_beside_a_writer(storage, dump)
+            last = contents(storage)
+        restore = blocks(self.title)[1].replace('zodb.dump', 'site.dump')
+        self.types(restore)
+        self.assertEqual(self.execute("SELECT to_regclass('others')"), [(None,)])
+        self.assertEqual(self.blob('zodb', 'site.'), (loid, bytes(range(256)) * 9))
+        self.check(last, schema='site')
+        # What README warns of.
+        self.types(dump.replace('--blobs ', ''))
+        self.create('restored')
+        self.types('pg_restore --exit-on-error --dbname=restored site.dump')
+        self.assertEqual(self.execute('SELECT count(*) FROM site.blob_chunk', 'restored'), [(1,)])
+        self.assertEqual(self.execute('SELECT count(*) FROM pg_largeobject', 'restored'), [(0,)])
+
+    def store_blob(self, database: str = 'zodb', schema: str = '') -> int:
+        data = (bytes(range(256)) * 9).hex()
+        oid, tid = self.execute(f'SELECT zoid, tid FROM {schema}object_state ORDER BY zoid DESC LIMIT 1', database)[0]
+        [[loid]] = self.execute(
+            f'INSERT INTO {schema}blob_chunk (zoid, tid, chunk_num, chunk) '
+            f"VALUES ({oid}, {tid}, 0, lo_from_bytea(0, '\\x{data}')) RETURNING chunk", database)
+        return loid
+
+    def blob(self, database: str, schema: str = '') -> tuple[int, bytes]:
+        [[loid, data]] = self.execute(f'SELECT chunk, lo_get(chunk) FROM {schema}blob_chunk', database)
+        return loid, bytes(data)
+
+    def test_on_a_standby(self):
+        """It has no rows of unlogged tables."""
+        require_postgresql(self)
+        primary = PostgreSQLServer()
+        primary.start()
+        self.addCleanup(primary.stop)
+        primary.create_database('zodb')
+        with closing(relstore.RelStore(relstore.PostgreSQL(primary.dsn('zodb')), keep_history=self.keep_history)) as s:
+            with DB(s).transaction() as connection:
+                connection.root()['n'] = 1
+            last = contents(s)
+            standby = StandbyServer(primary)
+            standby.start()
+            self.addCleanup(standby.stop)
+            standby.catch_up()
+        dump = blocks(self.title)[0]
+        self.types(dump, PGHOST=str(standby.directory), PGPORT=str(standby.port))
+        self.types(blocks(self.title)[1])
+        with self.opened() as storage:
+            self.assertEqual(contents(storage), last)
+
+
+class RestoredMySQL(Restored):
+    title = 'MySQL and MariaDB'
+
+    def check(self, last):
+        super().check(last, 'restored')
+
+
+class RestoredSQLite(Restored):
+    title = 'SQLite'
+
+
+cases(globals(), RestoredPostgreSQL, backends=(Psycopg2HistoryPreserving, Psycopg2HistoryFree))
+cases(globals(), RestoredMySQL, backends=(MySQLdbHistoryPreserving, MySQLdbHistoryFree))
+cases(globals(), RestoredSQLite, backends=(SQLiteHistoryPreserving, SQLiteHistoryFree))
+del Restored, RestoredPostgreSQL, RestoredMySQL, RestoredSQLite
