@@ -32,8 +32,8 @@ class Client:
     def version(self) -> str:
         return version('RelStorage')
 
-    def open(self, where: dict, keep_history: bool) -> None:
-        options = Options(keep_history=keep_history)
+    def open(self, where: dict, keep_history: bool, **more) -> None:
+        options = Options(keep_history=keep_history, **more)
         adapter = (PostgreSQLAdapter(where['dsn'], options=options) if 'dsn' in where
                    else Sqlite3Adapter(where['data_dir'], pragmas={}, options=options))
         self.db = DB(RelStorage(adapter, options=options))
@@ -97,6 +97,12 @@ class Client:
             return seen
         finally:
             view.release()
+
+    def numbers(self) -> dict[str, list[int]]:
+        """Return what is in the documents of each folder."""
+        with self.db.transaction() as connection:
+            return {name: sorted(document['n'] for document in folder.values())
+                    for name, folder in connection.root().items() if name.startswith('folder')}
 
     def pack(self, ago: float, prepack_only: bool = False, skip_prepack: bool = False) -> None:
         self.db.storage.pack(time.time() - ago, referencesf, prepack_only=prepack_only, skip_prepack=skip_prepack)

@@ -118,10 +118,16 @@ class Typed(TestCase):
 
     def types(self, commands: str, **more: str) -> str:
         """Run commands as they stand in README; return what they print. None of them may fail or complain."""
+        status, out, err = self.shell(commands, **more)
+        complaints = [line for line in err.splitlines() if not line.startswith('NOTICE:')]
+        self.assertEqual((status, complaints), (0, []), f'{commands}\n{out}')
+        return out
+
+    def shell(self, commands: str, **more: str) -> tuple[int, str, str]:
+        """Run commands; return the exit status, and what they print to stdout and stderr."""
         done = subprocess.run(['bash', '-euo', 'pipefail', '-c', commands], cwd=self.here, capture_output=True,
                               text=True, env=self.environment | more)
-        self.assertEqual((done.returncode, done.stderr), (0, ''), f'{commands}\n{done.stdout}')
-        return done.stdout
+        return done.returncode, done.stdout, done.stderr
 
     def create(self, name: str = 'zodb') -> None:
         if isinstance(self, SQLiteBackend):
