@@ -1,14 +1,16 @@
 """A site goes from RelStorage to relstore and back, with the commands of README.txt as they stand there."""
 import re
-import sqlite3
+import subprocess
 import textwrap
-from contextlib import closing
 from pathlib import Path
+from unittest import TestCase
+from xml.etree import ElementTree
 
 from persistent.mapping import PersistentMapping
 from ZODB.DB import DB
 from ZODB.utils import u64
 
+from relstore import beside
 from relstore.tests.backends import (
     MySQLdbHistoryFree,
     MySQLdbHistoryPreserving,
@@ -21,7 +23,7 @@ from relstore.tests.backends import (
 )
 from relstore.tests.servers import cannot_run
 from relstore.tests.test_pack import reachable
-from relstore.tests.test_readme import Typed, block, blocks
+from relstore.tests.test_readme import Typed, block, blocks, section
 from relstore.tests.test_relstorage import PYTHON, Peer
 from relstore.tests.test_versions import SOURCE
 
@@ -154,8 +156,7 @@ class ThereAndBack(Site):
         return self.relstorage_goes_on(found)
 
     def pack_by_relstorages_command(self) -> None:
-        [command] = re.findall('``(python -m relstorage.zodbpack)``', (Path(__file__).parents[3] / 'README.txt')
-                               .read_text())
+        [command] = re.findall('``(python -m relstorage.zodbpack)``', section(COMMANDS))
         text = (self.here / 'etc' / 'zope.conf').read_text()
         (self.here / 'etc' / 'pack.conf').write_text(re.sub(r'(?m)^</?zodb_db.*\n|^ *mount-point.*\n', '', text))
         status, out, err = self.shell(f'{command} --days=1 etc/pack.conf')
@@ -177,7 +178,8 @@ class ThereAndBack(Site):
     def schema(self) -> set[str]:
         """Return all that was made in the database."""
         if isinstance(self, SQLiteBackend):
-            return {' '.join((sql or name).split()) for name, sql in self.execute('SELECT name, sql FROM sqlite_master')}
+            made = self.execute('SELECT name, sql FROM sqlite_master')
+            return {' '.join((sql or name).split()) for name, sql in made}
         dump = self.types('pg_dump --schema-only zodb')
         return {text for text in dump.split('\n\n') if not re.match(r'\\(un)?restrict ', text)}     # a random word
 
@@ -202,11 +204,37 @@ class Cleaned(Site):
     LEFT = 'SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = DATABASE()'
 
 
+class Keys(TestCase):
+    """README names the options that RelStorage does not know."""
+
+    def test_those_that_have_to_go(self):
+        if not Path(PYTHON).exists():
+            cannot_run(self, f'There is no RelStorage: no {PYTHON} (make .venv-bench/made)', excused=True)
+        theirs = subprocess.run(
+            [PYTHON, '-c', 'import relstorage; print(open(relstorage.__path__[0] + "/component.xml").read())'],
+            check=True, capture_output=True, text=True).stdout
+        theirs = keys(theirs)
+        ours = keys((Path(beside.__file__).with_name('component.xml')).read_text())
+        told = ' '.join(section(BACK).split())
+        for name in 'relstorage', 'postgresql', 'mysql', 'sqlite3':
+            with self.subTest(name):
+                more = ours['relstore' if name == 'relstorage' else f'relstore-{name}'] - theirs[name]
+                found = re.search(rf'in ``<{name}>`` ([^<.]*)', told)
+                named = set(re.findall('``([a-z_-]+)``', found[1])) if found else set()
+                self.assertEqual(named - theirs[name], more)
+
+
+def keys(component: str) -> dict[str, set[str]]:
+    """Return the keys of each section type."""
+    return {kind.get('name'): {key.get('name') for key in kind.iter('key')}
+            for kind in ElementTree.fromstring(component).iter('sectiontype')}
+
+
 class OneOfTwo(Site):
     """README's file with both packages: one transaction changes both databases."""
 
     # Runs where RelStorage is installed. The file is that of README; a database `archive` is RelStorage's.
-    PROGRAM = textwrap.dedent('''\
+    PROGRAM = textwrap.dedent("""\
         import transaction
         from ZODB import DB
         from relstore.cli.databases import read
@@ -227,7 +255,7 @@ class OneOfTwo(Site):
         archive.root()['n'] = -1
         transaction.abort()
         print(number + 1)
-        ''')
+        """)
 
     def test_one_moves(self):
         for name in 'zodb', 'damaged':

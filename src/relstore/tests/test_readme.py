@@ -13,22 +13,17 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from unittest import TestCase
 
 import psycopg2
-import transaction
 from persistent.mapping import PersistentMapping
 from ZODB.DB import DB
-from ZODB.utils import u64, z64
 
 import relstore
 from relstore.tests.backends import (
     MySQLdbHistoryFree,
     MySQLdbHistoryPreserving,
-    MySQLdbOnMySQLHistoryFree,
-    MySQLdbOnMySQLHistoryPreserving,
     Psycopg2HistoryFree,
     Psycopg2HistoryPreserving,
     SQLiteBackend,
@@ -47,12 +42,10 @@ from relstore.tests.servers import (
     require_postgresql,
 )
 from relstore.tests.test_pack import reachable
-from relstore.tests.test_relstorage import PYTHON, Peer
+from relstore.tests.test_relstorage import PYTHON
 
 README = (Path(__file__).parents[3] / 'README.txt').read_text()
 DATABASES = 'zodb', 'restored', 'damaged', 'shared'     # that README names
-# README's site is on PostgreSQL; these take the place of its section.
-PLACE = re.compile(r'( +)<postgresql>.*?</postgresql>\n', re.DOTALL)
 
 
 def section(title: str) -> str:
@@ -327,6 +320,39 @@ class RestoredMySQL(Restored):
 
 class RestoredSQLite(Restored):
     title = 'SQLite'
+
+    def test_dot_backup(self):
+        """The other way, while nobody commits."""
+        self.fill()
+        with self.opened() as storage:
+            last = contents(storage)
+        self.types("sqlite3 -bail var/site/main.sqlite3 '.backup site.backup'")
+        self.types(blocks(self.title)[1])
+        with self.opened() as storage:
+            self.assertEqual(contents(storage), last)
+
+    def test_under_a_running_process(self):
+        self.fill()
+        dump = blocks(self.title)[0]
+        [command] = re.findall('``(sqlite3 main.sqlite3 ".restore backup")``',
+                               ' '.join(section('Under running processes').split()))
+        with self.opened() as storage:
+            last = contents(storage)
+            self.types(dump)
+            db = DB(storage)
+            with db.transaction() as connection:
+                connection.root()['one']['n'] = 1
+            self.types(command.replace('main.sqlite3', 'var/site/main.sqlite3').replace(' backup', ' site.backup'))
+            with db.transaction() as connection:
+                self.assertEqual(connection.root()['one']['n'], 0)
+            self.assertEqual(contents(storage), last)
+
+    def test_mistyped(self):
+        """It is an error, and makes no empty database to be saved."""
+        status, _, err = self.shell(blocks(self.title)[0])
+        self.assertNotEqual(status, 0)
+        self.assertIn('unable to open database', err)
+        self.assertFalse((self.here / 'site.backup').exists())
 
 
 cases(globals(), RestoredPostgreSQL, backends=(Psycopg2HistoryPreserving, Psycopg2HistoryFree))
