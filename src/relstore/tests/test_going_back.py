@@ -115,6 +115,7 @@ class ThereAndBack(Site):
         peer.ask('pack', ago=0)
         found = set(peer.ask('walk'))
         peer.ask('close')
+        self.assertTrue(list(self._cache.iterdir()))
         return found
 
     def relstore_goes_on(self, expected: set[str]) -> set[str]:
@@ -159,7 +160,7 @@ class ThereAndBack(Site):
         [command] = re.findall('``(python -m relstorage.zodbpack)``', section(COMMANDS))
         text = (self.here / 'etc' / 'zope.conf').read_text()
         (self.here / 'etc' / 'pack.conf').write_text(re.sub(r'(?m)^</?zodb_db.*\n|^ *mount-point.*\n', '', text))
-        status, out, err = self.shell(f'{command} --days=1 etc/pack.conf')
+        status, out, err = self.shell(f'{command.replace("python", PYTHON, 1)} --days=1 etc/pack.conf')
         self.assertEqual(status, 0, out + err)
 
     def test_relstore_made_it(self):
