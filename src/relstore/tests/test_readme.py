@@ -217,7 +217,8 @@ class Restored(Typed):
             writer.join()
 
     def check(self, last: list[tuple], *where, **options) -> None:
-        """Compare a restored database with what the original was at the end, and go on in it."""
+        """Compare a restored database with what the original was at the end, and go on in it. Nothing is lacking."""
+        relstore.RelStore(self.leads_to(*where, **options), keep_history=self.keep_history, create_schema=False).close()
         with self.opened(*where, **options) as storage:
             found = contents(storage)
             self.assertGreater(len(found), 1)
