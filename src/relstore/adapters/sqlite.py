@@ -42,6 +42,8 @@ log = logging.getLogger('relstore')
 
 PRAGMAS = {'synchronous': 'FULL', 'cache_size': '-16384', 'mmap_size': '268435456', 'temp_store': 'MEMORY'}
 
+SYNCHRONOUS = 'off', 'normal', 'full', 'extra', '0', '1', '2', '3'
+
 LARGE = 1000        # objects of a transaction that would read much of the file
 BUSY_TIMEOUT = 30   # seconds to wait for what is not the lock for writers: a checkpoint, a recovery
 # Seconds after which a vote looks whether RelStorage has come.
@@ -72,6 +74,8 @@ class SQLite(Adapter):
         for name, value in self._pragmas.items():
             if not re.fullmatch(r'\w+', name) or not re.fullmatch(r'[\w.-]+', value):
                 raise ConfigurationError(f'The pragma {name} = {value!r} is not a word or a number.')
+            if name.lower() == 'synchronous' and value.lower() not in SYNCHRONOUS:      # it would be taken for another
+                raise ConfigurationError(f'The pragma synchronous is {value}: allowed is FULL, EXTRA, NORMAL or OFF.')
             if name.lower() == 'journal_mode' and value.lower() != 'wal':
                 raise ConfigurationError(f'The pragma journal_mode is {value}; leave it out, for relstore needs WAL.')
 
@@ -203,6 +207,7 @@ class SQLite(Adapter):
     def _complete(self, path: Path, create: bool) -> None:
         session = self._open(path)
         try:
+            self._refuse_unknown_pragmas(session)
             if not self.read_only:
                 session.all('PRAGMA journal_mode = WAL')
             Completion(self, session).run(create)
@@ -210,6 +215,13 @@ class SQLite(Adapter):
                 self._adopt_oids(session)
         finally:
             session.close()
+
+    def _refuse_unknown_pragmas(self, session: FileSession) -> None:
+        """SQLite does nothing, and says nothing."""
+        known = {name for name, in session.all(self.sql.pragmas)}
+        for name in self._pragmas:
+            if name.lower() not in known:
+                raise ConfigurationError(f'The pragma {name} is none that SQLite knows here; leave it out.')
 
     def _look_around(self) -> None:
         """Refuse to write where RelStorage is. Whoever else has the file open may know what he does."""

@@ -779,6 +779,14 @@ class File(SQLiteRefusals):
             with self.subTest(value):
                 self.check(self.refusal_of_pragma('journal_mode', value), 'journal_mode', value)
 
+    def test_pragma_that_sqlite_would_ignore(self):
+        for name, value in [('synchronus', 'full'), ('cachesize', '-4000'), ('synchronous', 'fully')]:
+            with self.subTest(name):
+                self.check(self.refusal_of_pragma(name, value), 'The pragma', name)
+                self.assertFalse(self.directory.exists() and list(self.directory.iterdir()))
+        with closing(relstore.RelStore(relstore.SQLite(str(self.directory), pragmas={'Synchronous': 'Extra'}))):
+            pass
+
     def test_pragma_that_is_none(self):
         for name, value in [('synchronous', 'FULL; DROP TABLE object_state'), ('cache size', '1'), ('', '1')]:
             with self.subTest(name):

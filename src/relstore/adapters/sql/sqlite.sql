@@ -104,6 +104,9 @@ UPDATE {transaction} SET packed = 1 WHERE tid > ? AND tid <= ? AND tid > 0 AND p
 -- name: has_foreign_key [hp]
 SELECT count(*) FROM pragma_foreign_key_list('object_state')
 
+-- name: pragmas
+SELECT name FROM pragma_pragma_list
+
 -- Oids are counted in the main file, so that one file is a whole backup.
 -- name: relations
 SELECT name FROM sqlite_master WHERE type IN ('table', 'view')
