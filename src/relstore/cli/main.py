@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from importlib.metadata import PackageNotFoundError, version
 
 from relstore.cli import adopt, demo, refs, statements, writers, zodbpack
 from relstore.cli.errors import run
@@ -23,6 +24,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog='relstore', description='A ZODB storage in a relational database.')
+    parser.add_argument('--version', action='version', version=f'%(prog)s {_version()}')
     verbs = parser.add_subparsers(dest='verb', metavar='verb', required=True)
     for name, module in VERBS.items():
         summary = module.__doc__.splitlines()[0].partition(': ')[2]
@@ -30,6 +32,13 @@ def _parser() -> argparse.ArgumentParser:
         module.add_arguments(verb)
         verb.add_argument('--traceback', action='store_true', help='show where an error came from')
     return parser
+
+
+def _version() -> str:
+    try:
+        return version('relstore')
+    except PackageNotFoundError:
+        return 'that is not installed: run from its sources'
 
 
 if __name__ == '__main__':
