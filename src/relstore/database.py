@@ -204,8 +204,8 @@ class Database:
             with self._lock:
                 if generation != self.cache.generation:
                     return last, generation     # a late answer, from an epoch that others know is over
-                log.warning('The database is not what it was: restarted, failed over, restored or emptied. It stands '
-                            'at tid %#x, and everything cached is dropped.', last)
+                log.warning('The database is not what it was: restarted, failed over, restored or emptied, or another '
+                            'has its name now. It stands at tid %#x, and everything cached is dropped.', last)
                 self._begin_anew(session, epoch, sweeps, last)
                 return last, self.cache.generation
         if self.marks is not None and sweeps > self.marks.known.number:

@@ -11,8 +11,16 @@ class ConfigurationError(StorageError):
     """Somebody has to change something before this can work; the message says what, in one sentence."""
 
 
+class NotAllowed(ConfigurationError):
+    """The user of the database lacks a right."""
+
+
 class DatabaseError(StorageError):
     """The database refused a statement, and trying again will not help; the message quotes it."""
+
+
+class Missing(DatabaseError):
+    """What a statement names is not there: a table, a function, a schema."""
 
 
 class Unavailable(StorageError, TransientError):

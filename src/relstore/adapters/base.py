@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from relstore.adapters.completion import SCHEMA_VERSION, WITH_HISTORY, Completion, Lock
 from relstore.adapters.patience import in_tries
 from relstore.adapters.statements import Statements
-from relstore.errors import ConfigurationError, Deadlock, LockTimeout, Unavailable
+from relstore.errors import ConfigurationError, Deadlock, LockTimeout, Missing, Unavailable
 from relstore.session import Session
 
 log = logging.getLogger('relstore')
@@ -306,7 +306,11 @@ class Adapter:
         With history an object may be listed for each of its changes; the newest counts.
         Where reads_in_snapshot, the session then holds a snapshot of just that state.
         """
-        polled = self._poll(session, since, limit + 1)
+        try:
+            polled = self._poll(session, since, limit + 1)
+        except Missing as e:
+            raise ConfigurationError(f'{self} is not what it was: it, or a part of it, was renamed or dropped ({e}); '
+                                     'give it back the name that it had.') from e
         if polled[0] is None:
             # Emptied by the crash recovery of the server, or never filled.
             session.rollback()

@@ -22,6 +22,8 @@ from relstore.errors import (
     Deadlock,
     Disconnected,
     LockTimeout,
+    Missing,
+    NotAllowed,
     OutOfLocks,
     Unavailable,
 )
@@ -102,7 +104,11 @@ def _classify_postgresql(error: Exception) -> type[Exception]:
         return Unavailable
     if state == '53200' and LOCKS in (error.diag.message_hint or ''):
         return OutOfLocks
-    if state in ('28000', '28P01', '3D000', '42501', '53200'):
+    if state == '42501':                                # insufficient_privilege
+        return NotAllowed
+    if state in ('3F000', '42P01', '42883'):            # a schema, a table, a function
+        return Missing
+    if state in ('28000', '28P01', '3D000', '53200'):
         return ConfigurationError
     return DatabaseError
 
@@ -149,8 +155,10 @@ _MYSQL_KINDS: dict[int, type[Exception]] = {
                        2000, 2002, 2003, 2005, 2006, 2012, 2013, 2014, 2026, 2027, 2055,
                        # not one to write to, or not in the cluster: another server may be by now
                        1047, 1290, 1836),
-        ConfigurationError: (1044, 1045, 1049, 1129, 1130, 1142, 1143, 1227, 1251, 1524, 1698, 1820, 1862, 3118, 3159,
-                             3161, 2019, 2054, 2058, 2059, 2061),
+        NotAllowed: (1044, 1142, 1143, 1227, 1370),
+        Missing: (1146, 1305),
+        ConfigurationError: (1045, 1049, 1129, 1130, 1251, 1524, 1698, 1820, 1862, 3118, 3159, 3161,
+                             2019, 2054, 2058, 2059, 2061),
     }.items() for code in codes}
 
 
