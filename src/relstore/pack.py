@@ -30,6 +30,7 @@ import logging
 import time
 from contextlib import closing
 
+from relstore.adapters import rights
 from relstore.adapters.base import PREPARED, PREPARED_NOW, Pack
 from relstore.database import Database
 from relstore.doomed import Doomed
@@ -68,6 +69,7 @@ class Packer:
             self._preparation().list(pack_time, present)
             return self.report
         with closing(self._adapter.connect()) as session:
+            rights.refuse(self._adapter, session, rights.PACK)
             holder = self._adapter.lock_pack(session)
             if holder is not None:
                 raise Unavailable(f'{self._adapter} is being packed by {holder}.')

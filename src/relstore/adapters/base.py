@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from relstore.adapters.completion import SCHEMA_VERSION, WITH_HISTORY, Completion, Lock
 from relstore.adapters.patience import in_tries
+from relstore.adapters.rights import READ, RUN, Right
 from relstore.adapters.statements import Statements
 from relstore.errors import ConfigurationError, Deadlock, LockTimeout, Missing, Unavailable
 from relstore.session import Session
@@ -250,9 +251,34 @@ class Adapter:
             columns[table][name] = str(kind).lower()
         return dict(columns)
 
+    @property
+    def purpose(self) -> str:
+        """For what the storage is opened, one of rights.PURPOSES."""
+        return READ if self.read_only else RUN
+
+    def user(self, session: Session) -> str:
+        """Return who the server takes this user for."""
+        [[user]] = session.all(self.sql.current_user)
+        return user
+
+    def rights(self, purpose: str) -> list[Right]:
+        """Return what a user needs for one of rights.PURPOSES, besides what the ones before it need, or for CREATE."""
+        return []
+
+    def grants(self, database: str, user: str, owner: str) -> str:
+        """Return GRANT statements for a user, and for the one who makes the tables. Names are as SQL has them."""
+        return f'-- {self.name} has no users.\n'
+
+    def missing_rights(self, session: Session, purpose: str) -> list[Right]:
+        """Return what the user lacks for a purpose, the ones before it included, of what is there."""
+        return []
+
     def changing_schema(self, session: Session, patience: float) -> AbstractContextManager[None]:
         """A time in which no other process changes the schema. Unavailable: another has not ended with that yet."""
         raise NotImplementedError
+
+    def rehearse(self, session: Session, statements: Iterable[str]) -> None:
+        """Within changing_schema: NotAllowed if this user may not do what cannot be undone."""
 
     def run_ddl(self, session: Session, make: Callable[[], None]) -> None:
         """Within changing_schema: call make() and commit. LockTimeout or Deadlock: it may be called again."""

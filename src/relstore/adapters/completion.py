@@ -123,6 +123,7 @@ class Completion:
             if not steps:
                 return None
             step, tries, began = steps[0], [], time.monotonic()
+            adapter.rehearse(self.session, step.statements)
             try:
                 in_tries(lambda: self._attempt(step, tries), self.patience, lambda e: self._warn(step))
             except (LockTimeout, Deadlock) as e:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, islice
 
+from relstore.adapters import rights
 from relstore.adapters.base import (
     COMMIT_LOCK,
     SOME_OBJECTS,
@@ -32,6 +33,7 @@ from relstore.adapters.completion import Completion, Lock
 from relstore.adapters.drivers import TLS_MODES, find_driver
 from relstore.adapters.mysql_settings import settings
 from relstore.adapters.patience import in_tries
+from relstore.adapters.rights import Right
 from relstore.adapters.statements import Statements, Tables, read
 from relstore.errors import (
     ConfigurationError,
@@ -39,6 +41,8 @@ from relstore.errors import (
     Deadlock,
     Disconnected,
     LockTimeout,
+    Missing,
+    NotAllowed,
     OutcomeUnknown,
     StorageError,
     Unavailable,
@@ -144,6 +148,7 @@ class MySQL(Adapter):
                 'INSERT INTO {relstore_commit} (session, vote, tid, voted) VALUES (0, 0, 0, UTC_TIMESTAMP(6))\n'
                 'ON DUPLICATE KEY UPDATE vote = vote + 1, voted = VALUES(voted);' if in_cluster else ''),
             settings=settings(variables),
+            **{f'may_{purpose}': ';\n'.join(sql for _, sql in self._trials(purpose)) for purpose in rights.PURPOSES},
             fresh='' if maria else 'SET SESSION information_schema_stats_expiry = 0;')
         overlays = ('mysql.sql', 'mariadb.sql') if maria else ('mysql.sql',)
         self.sql = Statements('common.sql', *overlays, keep_history=keeps, macros=self._tables, placeholder='%s')
@@ -154,8 +159,10 @@ class MySQL(Adapter):
         return self._in_cluster
 
     def schema(self) -> dict[str, str]:
-        return {name: text.format_map(self._tables)
-                for name, text in read('mysql_schema.sql', self.keep_history).items()}
+        return {name: text.format_map(self._tables) for name, text in self._raw_schema().items()}
+
+    def _raw_schema(self) -> dict[str, str]:
+        return read('mysql_schema.sql', self.keep_history)
 
     # Connect ------------------------------------------------------------------------------------------------------
 
@@ -176,9 +183,8 @@ class MySQL(Adapter):
             session = completion.session
             completion.run(create)
             self._check_engines(session)
+            rights.refuse(self, session, self.purpose)
             if not self.read_only:
-                session.results(self.sql.may_write)
-                session.results(self.sql.begin_stage)       # needs a right of its own; ends with this session
                 self._advance_oids(session)
                 self._forget_commits(session)
 
@@ -192,8 +198,7 @@ class MySQL(Adapter):
             except (ConfigurationError, DatabaseError) as e:
                 if e.__cause__ is None:
                     raise
-                raise ConfigurationError(f'{self} cannot be used: {e}; connect as a user with rights to create and '
-                                         'write its tables, or set read-only true to read them alone.') from e
+                raise rights.not_usable(self, session, e) from e
         finally:
             session.close()
 
@@ -244,6 +249,40 @@ class MySQL(Adapter):
         if not has_memory:
             log.warning('%s has no tables in memory; where a crash of the server loses commits, because '
                         'innodb_flush_log_at_trx_commit is not 1, processes that go on running will not know.', self)
+
+    def rights(self, purpose: str) -> list[Right]:
+        return rights.of_mysql(purpose, self._raw_schema(), self.keep_history, self._product)
+
+    def grants(self, database: str, user: str, owner: str) -> str:
+        needed = {purpose: self.rights(purpose) for purpose in (rights.CREATE, *rights.PURPOSES)}
+        return rights.grants_on_mysql(needed, database, user, owner)
+
+    def missing_rights(self, session: Session, purpose: str) -> list[Right]:
+        """In one message where none is; else one by one. What is not there is left out."""
+        purposes, missing = rights.up_to(purpose), []
+        with suppress(NotAllowed, Missing):
+            session.results(';\n'.join(getattr(self.sql, f'may_{each}') for each in purposes))
+            return []
+        for right, sql in chain.from_iterable(map(self._trials, purposes)):
+            try:
+                session.results(sql)
+            except NotAllowed:
+                missing.append(right)
+            except Missing:
+                pass
+        return list(dict.fromkeys(missing))
+
+    def _trials(self, purpose: str) -> list[tuple[Right, str]]:
+        return rights.trials(self.rights(purpose), self._raw_schema())
+
+    def rehearse(self, session: Session, statements: Iterable[str]) -> None:
+        """Nothing can be undone here, so what lacks a right is not to begin."""
+        text = '\n'.join(statements)
+        for words, sql in (('CREATE TABLE', self.sql.may_create_table), ('REFERENCES', self.sql.may_refer),
+                           ('CREATE TABLE', self.sql.may_fill), ('CREATE VIEW', self.sql.may_create_view)):
+            with suppress(DatabaseError):       # as it is to
+                if words in text:
+                    session.run(sql)
 
     def _check_engines(self, session: Session) -> None:
         ours = self.schema().keys() - {'new_oid', 'relstore_epoch'}     # no transaction changes these

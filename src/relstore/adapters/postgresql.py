@@ -4,6 +4,7 @@ What differs: each phase of a commit is one message, to one function on the serv
 Objects are locked by advisory locks keyed by oid. Every statement names its schema, so nothing depends on the
 session's search path.
 """
+import re
 import secrets
 import struct
 import time
@@ -12,10 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import accumulate, chain
 
+from relstore.adapters import rights
 from relstore.adapters.base import EVERYBODY, Adapter, Ballot, Metadata, Polled, Verdict, lock_timeout
 from relstore.adapters.completion import Completion, Lock
 from relstore.adapters.drivers import LOCKS, find_driver
 from relstore.adapters.patience import TRY, in_tries
+from relstore.adapters.rights import Right
 from relstore.adapters.statements import Statements, Tables, read
 from relstore.errors import (
     ConfigurationError,
@@ -167,8 +170,8 @@ class PostgreSQL(Adapter):
         """The session is kept for the first to connect: for the server to begin one takes longer than all this."""
         with self.completion() as completion:
             completion.run(create)
+            rights.refuse(self, completion.session, self.purpose)
             if not self.read_only:
-                self._check_rights(completion.session)
                 self._advance_oids(completion.session)
             self._spare = completion.session
 
@@ -185,8 +188,7 @@ class PostgreSQL(Adapter):
             except (ConfigurationError, DatabaseError) as e:
                 if e.__cause__ is None:
                     raise
-                raise ConfigurationError(f'{self} cannot be used: {e}; connect as a user with rights to create and '
-                                         'write its tables, or set read-only true to read them alone.') from e
+                raise rights.not_usable(self, session, e) from e
         finally:
             if session is not self._spare:
                 session.close()
@@ -207,11 +209,20 @@ class PostgreSQL(Adapter):
             raise ConfigurationError(f'{name} is {value} for this role or database; set it to {needed} (ALTER ROLE, '
                                      'ALTER DATABASE), or set read-only true.')
 
-    def _check_rights(self, session: Session) -> None:
-        [[may_write]] = session.all(self.sql.may_write)
-        if not may_write:
-            raise ConfigurationError(f'{self} cannot be written by this user; connect as one who has the rights, or '
-                                     'set read-only true.')
+    def rights(self, purpose: str) -> list[Right]:
+        return rights.of_postgresql(purpose, self.schema(), self.keep_history)
+
+    def grants(self, database: str, user: str, owner: str) -> str:
+        needed = {purpose: self.rights(purpose) for purpose in (rights.CREATE, *rights.PURPOSES)}
+        return rights.grants_on_postgresql(needed, database, quoted(self._schema), user, owner)
+
+    def missing_rights(self, session: Session, purpose: str) -> list[Right]:
+        """In one statement, from the catalogue, which everybody may read."""
+        wanted = [right for each in rights.up_to(purpose) for right in self.rights(each)]
+        columns = [[right.kind for right in wanted], [right.name for right in wanted],
+                   [right.privilege for right in wanted]]
+        return [wanted[number - 1] for number, in session.all(self.sql.missing_rights, (
+            self._schema, *('{' + ','.join(f'"{value}"' for value in column) + '}' for column in columns)))]
 
     def _first_session(self) -> Session:
         self._driver.load()
@@ -224,9 +235,12 @@ class PostgreSQL(Adapter):
                                      'and the host, port, dbname, user and password in the dsn.') from e
 
     def _verified_schema(self, session: Session) -> str:
-        [[version, self._database, first, text]] = session.all(self.sql.server)
+        [[version, self._database, first, text, is_standby]] = session.all(self.sql.server)
         if version < OLDEST:
             raise ConfigurationError(f'The server is PostgreSQL {text}; relstore needs 13 or newer.')
+        if not self.read_only and is_standby:
+            raise ConfigurationError(f'The PostgreSQL server of the database {self._database} is a standby, and cannot '
+                                     'be written; connect to the primary, or set read-only true.')
         schema = self._asked_schema or first
         if schema is None:
             raise ConfigurationError('No schema of the search path exists; create one, or set the option schema.')
@@ -577,6 +591,11 @@ class PostgreSQL(Adapter):
         except LockTimeout as e:
             raise LockTimeout(f'{self} cannot be emptied: object_state is in use by '
                               f'{self.table_holders(session, "object_state", True)}.') from e
+
+
+def quoted(name: str) -> str:
+    """Return a name as SQL has it."""
+    return name if re.fullmatch('[a-z_][a-z_0-9]*', name) else '"' + name.replace('"', '""') + '"'
 
 
 def _holder(backend: int, who: str) -> str:

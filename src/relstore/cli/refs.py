@@ -14,6 +14,7 @@ from itertools import islice
 
 from ZODB.POSException import POSError
 
+from relstore.adapters import rights
 from relstore.cli import databases
 from relstore.cli.progress import counted, progress
 from relstore.errors import Unavailable
@@ -59,6 +60,10 @@ def _one(args: Namespace, number: int, named: databases.Named) -> int:
         print(f'{opened.name}: {opened.relstore.database.adapter}')
         if args.to is not None:
             return _tell_referrers(opened.relstore, args.to)
+        if not args.check:
+            database = opened.relstore.database
+            with database.pool.session() as session:
+                rights.refuse(database.adapter, session, rights.PACK)
         found, told = Found(), []
         with progress() as tell:
             done, about = 0, len(opened.relstore)

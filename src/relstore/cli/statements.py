@@ -18,6 +18,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument('database', choices=sorted(DATABASES))
     parser.add_argument('--history-free', action='store_true', help='as of a database without history')
     parser.add_argument('--schema', help='the schema that holds the tables (PostgreSQL; default: public)')
+    parser.add_argument('--grants', action='store_true',
+                        help='the GRANTs that users need instead, in the database zodb: zope, and the owner zodb_owner')
 
 
 def run(args: Namespace) -> int:
@@ -25,6 +27,9 @@ def run(args: Namespace) -> int:
     adapter.configure(keep_history=not args.history_free, read_only=False)
     if args.database in PRODUCTS:
         adapter.use_server(PRODUCTS[args.database], variables=SETTINGS)     # those that the server has
+    if args.grants:
+        print(adapter.grants('zodb', 'zope', 'zodb_owner'), end='')
+        return 0
     _section('At open, where it is missing', adapter.schema().items())
     _section('At work: these, BEGIN, COMMIT and ROLLBACK (? is a parameter)', adapter.sql)
     return 0

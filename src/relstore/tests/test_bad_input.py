@@ -26,6 +26,7 @@ from relstore.tests.servers import (
     MySQLServer,
     PostgreSQLServer,
     SharedServer,
+    StandbyServer,
     directory_open_to_all,
     free_port,
     mariadb_programs,
@@ -252,7 +253,7 @@ class Rights(PostgreSQLRefusals):
 
     def test_may_not_create_tables(self):
         self.run_sql('REVOKE CREATE ON SCHEMA public FROM public')
-        self.refused('permission denied', 'schema public', 'rights', dsn=self.as_role('visitor'))
+        self.refused('permission denied', 'schema public', 'rights', 'visitor', dsn=self.as_role('visitor'))
 
     def test_may_read_alone(self):
         self.create()
@@ -275,8 +276,22 @@ class Rights(PostgreSQLRefusals):
 
     def test_may_not_read(self):
         self.create()
-        self.refused('permission denied', 'rights', dsn=self.as_role('visitor'))
-        self.refused('permission denied', 'rights', dsn=self.as_role('visitor'), read_only=True)
+        self.refused('SELECT on transaction', 'rights', 'visitor', dsn=self.as_role('visitor'))
+        self.refused('SELECT on transaction', 'rights', 'visitor', dsn=self.as_role('visitor'), read_only=True)
+
+    def test_standby(self):
+        standby = StandbyServer(self.server)
+        self.addCleanup(standby.stop)
+        standby.start()
+        self.refused('is a standby', 'primary', 'read-only true', dsn=standby.dsn('site'))
+
+    def test_something_else_is_told_without_a_word_of_rights(self):
+        """A trigger of somebody's, who wants no new tables."""
+        self.run_sql('CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS '
+                     "$$ BEGIN RAISE 'not before Monday'; END $$; "
+                     'CREATE EVENT TRIGGER monday ON ddl_command_start EXECUTE FUNCTION refuse()')
+        self.refused('not before Monday')
+        self.assertNotIn('rights', str(self.kept))
 
 
 class Tables(PostgreSQLRefusals):
@@ -822,4 +837,4 @@ class CommandLine(unittest.TestCase):
                 self.assertIn('relstore', done.stderr)
 
 
-del Refusals, PostgreSQLRefusals, MySQLRefusals, SQLiteRefusals
+del PostgreSQLRefusals, MySQLRefusals, SQLiteRefusals

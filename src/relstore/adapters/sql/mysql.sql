@@ -19,11 +19,32 @@ SELECT 1 FROM information_schema.engines WHERE engine = 'InnoDB' AND support IN 
 -- name: engines
 SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE() AND engine <> 'InnoDB'
 
--- Changes nothing, but needs the rights to.
--- name: may_write
-INSERT INTO {new_oid} (zoid) SELECT zoid FROM {new_oid} WHERE FALSE;
-UPDATE {current} SET tid = tid WHERE zoid = -1;
-DELETE FROM {new_oid} WHERE zoid = -1
+-- These change nothing, but need the rights that a user is to have: see rights.py.
+-- name: may_read
+{may_read}
+
+-- name: may_run
+{may_run}
+
+-- name: may_pack
+{may_pack}
+
+-- These need the rights to create, and fail: of a column there are two, or it is not there, nor is the table. Without the
+-- rights they fail sooner.
+-- name: may_create_table
+CREATE TABLE relstore_trial (one INTEGER, one INTEGER)
+
+-- name: may_refer
+CREATE TABLE relstore_trial (zoid BIGINT, zoid BIGINT, FOREIGN KEY (zoid) REFERENCES {object_state} (zoid))
+
+-- name: may_create_view
+CREATE VIEW relstore_trial AS SELECT two FROM (SELECT 1 AS one) o
+
+-- name: may_fill
+INSERT INTO relstore_trial (one) SELECT one FROM relstore_trial
+
+-- name: current_user
+SELECT CURRENT_USER()
 
 -- name: relations
 SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()

@@ -344,7 +344,7 @@ SELECT current_setting('max_locks_per_transaction')
 
 -- name: server
 SELECT current_setting('server_version_num')::integer, current_database(), current_schema(),
-       current_setting('server_version')
+       current_setting('server_version'), pg_is_in_recovery()
 
 -- What the owner of a role or a database may have set, and no statement can do with: (name, value, what it has to be).
 -- name: wrong_settings
@@ -355,8 +355,24 @@ WHERE current_setting(name) <> needed
 -- name: schema_exists
 SELECT 1 FROM pg_namespace WHERE nspname = ?
 
--- name: may_write
-SELECT has_table_privilege('{object_state}', 'INSERT') AND has_sequence_privilege('{zoid_seq}', 'USAGE')
+-- Of the rights that a user needs, those that are missing, by number: kinds and names of objects, and the privileges. By
+-- the oids of objects, because who may not use the schema may not name what is in it. What is not there is left out.
+-- name: missing_rights
+SELECT w.number
+FROM (SELECT oid FROM pg_namespace WHERE nspname = ?) s
+     CROSS JOIN unnest(?::text[], ?::text[], ?::text[]) WITH ORDINALITY w (kind, name, privilege, number)
+     LEFT JOIN pg_class c ON c.relnamespace = s.oid AND c.relname = w.name AND w.kind IN ('TABLE', 'SEQUENCE')
+WHERE NOT CASE w.kind
+    WHEN 'DATABASE' THEN has_database_privilege(current_database(), w.privilege)
+    WHEN 'SCHEMA' THEN has_schema_privilege(s.oid, w.privilege)
+    WHEN 'SEQUENCE' THEN has_sequence_privilege(c.oid, w.privilege)
+    WHEN 'FUNCTION' THEN (SELECT bool_and(has_function_privilege(p.oid, w.privilege)) FROM pg_proc p
+                          WHERE p.pronamespace = s.oid AND p.proname = w.name)
+    ELSE has_table_privilege(c.oid, w.privilege) END
+ORDER BY w.number
+
+-- name: current_user
+SELECT current_user
 
 -- name: relations
 SELECT relname FROM pg_class WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = ?)
