@@ -52,9 +52,13 @@ class File:
         return file
 
     def opened(self, session: FileSession) -> None:
-        """Remember what lies beside the file, once the session has read from it."""
-        if session.file not in self._beside or not self._beside[session.file]:
-            self._beside[session.file] = self._lies_beside()
+        """Remember what lies beside the file, once the session has read from it.
+
+        Each time: the log is another one when nobody had the file open in between.
+        """
+        beside = self._lies_beside()
+        if not self.is_replaced(session):
+            self._beside[session.file] = beside
 
     def _lies_beside(self) -> set[str]:
         found = set()

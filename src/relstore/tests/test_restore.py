@@ -485,6 +485,26 @@ class Renamed(SQLiteBackup, TellsByEpoch):
         with closing(sqlite3.connect(self.path)) as connection:
             self.assertEqual(connection.execute('PRAGMA integrity_check').fetchall(), [('ok',)])
 
+    def test_with_a_log_that_was_made_anew(self):
+        """As it is when the last connection was closed: for a large transaction, or with others after a fault."""
+        wal = Path(f'{self.path}-wal')
+        before, dump = wal.stat().st_ino, self.dump()
+        database = self.first.storage.database
+        for _ in range(2):      # its number may be given again at once
+            database.pool.retire()
+            (self.directory / f'takes a number {time.monotonic()}').touch()
+            self.first.write(a=self.first.read()['a'] + 1)
+        self.assertNotEqual(wal.stat().st_ino, before)
+        os.replace(dump, self.path)
+        with self.assertRaisesRegex(Unavailable, 'was replaced while it was in use'):
+            self.first.read()
+        self.first.manager.abort()
+        for suffix in '-wal', '-shm':
+            Path(f'{self.path}{suffix}').unlink()
+        self.assertEqual(self.first.read(), {'a': 1, 'b': 1})
+        with closing(sqlite3.connect(self.path)) as connection:
+            self.assertEqual(connection.execute('PRAGMA integrity_check').fetchall(), [('ok',)])
+
     def test_nothing_is_written_into_a_deleted_file(self):
         one = self.application()
         dump = self.dump()
