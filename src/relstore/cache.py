@@ -136,6 +136,10 @@ class Cache:
             revision = self._older.get(oid)
         return revision is not None and revision.tid <= at <= revision.valid_to
 
+    def knows(self, oid: int, tid: int) -> bool:
+        """Whether the transaction `tid` is known to have changed the object. False where that is forgotten."""
+        return self._changed.get(oid) == tid or self.revision(oid, tid) is not None
+
     def was_used(self, oid: int) -> bool:
         """Whether it was hit lately. False for what is not cached."""
         revision = self._entries.get(oid)

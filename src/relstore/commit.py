@@ -263,13 +263,16 @@ class Transaction:
                                f'database has {verdict.last_tid:#x}.')
 
     def _went_back(self, verdict: Verdict) -> bool:
-        """Whether an object is older than the revision which this transaction is based on, that was there."""
+        """Whether an object is older than the revision which this transaction is based on, that was there.
+
+        As far as this process knows: what a caller says may be any number.
+        """
         if self._adapter.may_lag:
             return False
-        newest = self._database.cache.head
-        bases = [(tid, self._spool.get(oid).base) for oid, tid, _ in verdict.conflicts]
-        bases += [(tid, self._reads[oid]) for oid, tid in verdict.outdated]
-        return any(0 < tid < base <= newest for tid, base in bases)
+        cache = self._database.cache
+        bases = [(oid, tid, self._spool.get(oid).base) for oid, tid, _ in verdict.conflicts]
+        bases += [(oid, tid, self._reads[oid]) for oid, tid in verdict.outdated]
+        return any(0 < tid < base <= cache.head and cache.knows(oid, base) for oid, tid, base in bases)
 
     def _look_at_links(self, links: Links, verdict: Verdict) -> None:
         """See that nothing refers to what a pack removes, or has removed since the connection began; see links.py.

@@ -248,6 +248,33 @@ class Numbers(Suite):
         self.assertGreater(TimeStamp(last).laterThan(TimeStamp(last)).raw(), last)
         self.assertEqual(self.opened().history(p64(4))[0]['tid'], last)
 
+    def test_serials_that_never_were(self):
+        """Whoever takes the newest tid for that of an object has a conflict, and nobody else notices."""
+        one, other = self.storage.new_oid(), self.storage.new_oid()
+        tid = self.store(one, minimal(1))
+        self.store(other, minimal(1))
+        beside = self.opened()
+        instance = beside.new_instance()
+        self.addCleanup(instance.release)
+        instance.poll_invalidations()
+        instance.load(other)
+        epoch, newest = beside.database.epoch, self.storage.lastTransaction()
+        view = self.storage.new_instance()
+        self.addCleanup(view.release)
+        view.poll_invalidations()
+        for act in (lambda txn: view.checkCurrentSerialInTransaction(one, newest, txn),
+                    lambda txn: view.store(one, newest, minimal(2), '', txn)):
+            txn = TransactionMetaData()
+            view.tpc_begin(txn)
+            act(txn)
+            view.store(self.storage.new_oid(), z64, minimal(3), '', txn)
+            self.assertRaises(ConflictError, view.tpc_vote, txn)
+            view.tpc_abort(txn)
+            view.poll_invalidations()
+        instance.poll_invalidations()
+        self.assertEqual(instance.load(one), (minimal(1), tid))
+        self.assertEqual((beside.database.epoch, self.storage.database.epoch), (epoch, epoch))
+
     def test_nothing_is_found_beyond(self):
         self.store(p64(1), minimal(1))
         view = self.storage.new_instance()
