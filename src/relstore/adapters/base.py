@@ -615,8 +615,9 @@ class Adapter:
                               'cluster perhaps.')
         session.run(self.sql.forget_numbers)
         session.run(self.sql.pack_swept, (pack.generation, pack.generation))
-        if not pack.gc:
-            number, _ = self.sweep_state(session)
+        number, _ = self.sweep_state(session)
+        [removed] = session.one(self.sql.swept_count, (number,))
+        if not (pack.gc and removed):
             session.run(self.sql.stay_whole, (str(number), str(number - 1)))
 
     def add_garbage(self, session: Session, rows: Sequence[tuple[int, int, int, int, int]]) -> None:
