@@ -37,7 +37,7 @@ class TransactionIterator:
             self._read: Read | None = database.pool.attempt
             stop = min(stop, self._read(self._adapter.last_tid))
         else:
-            walk = walks.half(start, stop).use()
+            walk = walks.half(start, stop)
             self._read = walk.read
             self._leave = weakref.WeakMethod(walk.leave)
         self._start, self._stop = start, stop

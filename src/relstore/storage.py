@@ -508,7 +508,8 @@ class RelStore(UndoLogCompatible):
         """Return (oid, tid, state, what to call it with next or None), all of one snapshot.
 
         next: None, or an oid to begin at; or what the last call returned, which is good for this instance alone, and
-        for half an hour. ValueError if there is nothing.
+        for half an hour (a minute after a call with an oid). Of that the first 8 bytes are the next object's oid.
+        ValueError if there is nothing, or if next is neither. Unavailable if the snapshot is gone: begin again.
         """
         oid, tid, state, following = self._walks.record(next)
         return p64(oid), p64(tid), state, following

@@ -7,6 +7,9 @@ kept from others for hours. Where the session dies in the middle nothing else wi
 What could interleave: a walk's pages are read by several threads, or it is ended by one while another reads: there is a
 lock. It is dropped while nobody reads: then it ends with the last who could. A process forks: the child can neither
 use the session nor say goodbye in its name.
+
+A page may take long. So nobody waits for a walk's lock who holds that of all walks: what has to be ended is taken out
+under the one, and ended outside of it.
 """
 import os
 import secrets
@@ -21,21 +24,24 @@ from ZODB.utils import p64, u64
 
 from relstore.adapters.base import MAX_TID, Adapter
 from relstore.errors import Unavailable
+from relstore.halves import Halves
 from relstore.session import Result, Session
 
-# Seconds for which a walk is kept of which nobody but the next call can tell that it goes on.
-IDLE, HALF_IDLE = 1800.0, 300.0
+# Seconds for which a walk is kept of which nobody but the next call can tell that it goes on; and one that was begun by
+# an oid, until it has gone on once: most of those look for one object.
+IDLE, SEEK_IDLE = 1800.0, 60.0
 # Walks that are kept like that by one storage instance.
 KEPT = 8
-# The name of the walk of which the other half may still come.
-HALF = b''
 
 # Of the process that this one was forked from.
 _abandoned: list[Session] = []
 
 
 class Walk:
-    """A snapshot; `tid` is its newest transaction. It ends when it is closed, or when nothing refers to it."""
+    """A snapshot; `tid` is its newest transaction. Who begins it is its first user.
+
+    It ends when it is closed, with its last user, or when nothing refers to it.
+    """
 
     def __init__(self, adapter: Adapter):
         session = adapter.connect()
@@ -47,13 +53,12 @@ class Walk:
         self._session, self._lock = session, threading.Lock()
         self._end = weakref.finalize(self, _close, session)
         self._lost: Exception | None = None
-        self._users = 0
+        self._users, self._counting = 1, threading.Lock()       # never held for long
         self.used = time.monotonic()        # when, for the last time
 
     @property
-    def is_closed(self) -> bool:
-        """Whether somebody has ended it. One whose session has died is not closed: it is to be missed."""
-        return not self._end.alive and self._lost is None
+    def is_open(self) -> bool:
+        return self._end.alive
 
     def read(self, work: Callable[[Session], Result]) -> Result:
         """Return work(session). Unavailable if the snapshot is lost: begin from the beginning."""
@@ -75,18 +80,23 @@ class Walk:
             finally:
                 self.used = time.monotonic()
 
-    def use(self) -> 'Walk':
-        """Say that one more needs it, who will call `leave` if he does not any longer."""
-        with self._lock:
+    def use(self) -> bool:
+        """Say that one more needs it, who will call `leave` if he does not any longer. False if it has ended."""
+        with self._counting:
+            if not self._users or not self.is_open:
+                return False
             self._users += 1
-        return self
+            return True
 
     def leave(self) -> None:
-        """End it if nobody else needs it."""
-        with self._lock:
+        """End it if nobody else needs it, as soon as nobody reads."""
+        if self._session.pid != os.getpid():
+            return
+        with self._counting:
             self._users -= 1
-            if self._users == 0:
-                self._end()
+            if self._users:
+                return
+        self.close()
 
     def close(self) -> None:
         if self._session.pid == os.getpid():
@@ -115,47 +125,64 @@ class Walks:
     The latter are kept by a name, which travels as bytes: the caller may be at the other end of a network, so nobody
     here can tell whether he has given up. They are kept until nobody has asked for some time.
 
-    Whoever collects garbage reads what is younger than a time, and then what is older: two halves of one snapshot. The
-    second joins the first as long as that is there, kept by its iterator or here.
+    Of a walk through one half of the transactions the other half may still be asked for: see halves.py.
     """
 
     def __init__(self, adapter: Adapter):
         self._adapter = adapter
+        self._halves = Halves()
         self._begin_in_process()
 
     def _begin_in_process(self) -> None:
         self._pid, self._lock = os.getpid(), threading.Lock()
+        self._beginning = threading.Lock()      # held by one who begins a half, while he asks the database
         self._all: weakref.WeakSet[Walk] = weakref.WeakSet()
         self._kept: dict[bytes, tuple[Walk, float]] = {}        # with the seconds that it may be idle
-        self._halves: weakref.WeakValueDictionary[int, Walk] = weakref.WeakValueDictionary()
-        self._given_up: int | None = None       # where the last half began that nobody asked for in time
         self._timer: threading.Timer | None = None
+        self._due = 0.0                         # when that looks
 
-    def begin(self) -> Walk:
+    def _check_process(self) -> None:
         if self._pid != os.getpid():
             self._begin_in_process()
+            self._halves.forked()
+
+    def begin(self) -> Walk:
+        self._check_process()
         walk = Walk(self._adapter)
         with self._lock:
             self._all.add(walk)
         return walk
 
     def half(self, start: int, stop: int) -> Walk:
-        """Return the walk for the transactions of a range: a new one, or that of the other half.
+        """Return the walk for the transactions of a range, for which the caller has to `leave`.
 
-        What was committed since that began has a later tid than what it is asked for, so it is not missed.
+        It is a new one, or that of the other half. What was committed since that began has a later tid than what it is
+        asked for, so it is not missed. Unavailable if the other half's is gone.
         """
-        other = None if start else self._halves.get(stop)
-        if other is not None and not other.is_closed:
-            return other
-        if not start and stop == self._given_up:
-            raise Unavailable('What is younger was read from a snapshot that is gone, because the rest was not asked '
-                              f'for within {HALF_IDLE:g} s; begin again with what is younger.')
-        walk = self.begin()
-        if start and stop == MAX_TID and start <= _tid_now():
+        self._check_process()
+        if start:
+            return self._younger(start) if stop == MAX_TID and start <= _tid_now() else self.begin()
+        with self._lock:
+            walk = self._halves.older(stop)
+        return walk or self.begin()
+
+    def _younger(self, start: int) -> Walk:
+        with self._beginning:
+            walk = self.begin()
             with self._lock:
-                self._halves[start], self._given_up = walk, None
-            self._keep(HALF, walk, HALF_IDLE)
+                candidates = self._halves.candidates(start)
+            enough = [other for other in candidates if self._has_all(other, walk, start)]
+            with self._lock:
+                left = self._halves.add(start, walk, enough)
+                self._look_later()
+        for other in left:
+            other.leave()
         return walk
+
+    def _has_all(self, other: Walk, walk: Walk, tid: int) -> bool:
+        """Whether an older walk has all that this one has up to a tid."""
+        return other.tid >= tid or not walk.read(
+            lambda session: self._adapter.transactions(session, other.tid + 1, tid, 1))
 
     def record(self, cookie: bytes | None) -> tuple[int, int, bytes, bytes | None]:
         """Return (oid, tid, state, cookie of the next object or None).
@@ -163,6 +190,8 @@ class Walks:
         cookie: of the object, from an earlier call; or an oid, where a walk is to begin. ValueError if there is no
         object from there on.
         """
+        if cookie and len(cookie) not in (8, 16):
+            raise ValueError(f'This is no oid, and not what the last call returned: {cookie!r}.')
         start, name = min(u64(cookie[:8]), MAX_TID) if cookie else 0, cookie[8:] if cookie else b''
         walk = self._named(name) if name else self.begin()
         rows = walk.read(lambda session: self._adapter.current_records(session, start, 2))
@@ -176,39 +205,57 @@ class Walks:
             return oid, tid, state, None
         if not name:
             name = secrets.token_bytes(8)
-            self._keep(name, walk, IDLE)
+            self._keep(name, walk, SEEK_IDLE if cookie else IDLE)
         return oid, tid, state, p64(rest[0][0]) + name
 
     def _named(self, name: bytes) -> Walk:
-        walk, _ = self._kept.get(name, (None, 0)) if self._pid == os.getpid() else (None, 0)
-        if walk is None:
-            raise Unavailable('The snapshot from which the objects before this one were read is gone: the walk has '
-                              f'come to its end, nobody went on within {IDLE:g} s, or the storage was closed. '
-                              'Begin again.')
-        return walk
+        self._check_process()
+        with self._lock:
+            walk, _ = self._kept.get(name, (None, 0))
+            if walk is not None:
+                self._kept[name] = walk, IDLE
+                return walk
+        raise Unavailable('The snapshot from which the objects before this one were read is gone: the walk has come to '
+                          f'its end, nobody went on within {IDLE:g} s (within {SEEK_IDLE:g} s after a first call with '
+                          f'an oid), {KEPT} others were kept instead, or it was begun by another process or by a '
+                          'storage that was closed. Begin again.')
 
     def _keep(self, name: bytes, walk: Walk, idle: float) -> None:
+        pushed_out = None
         with self._lock:
-            self._drop(name)
-            self._kept[name] = walk.use(), idle
-            while len(self._kept) > KEPT:
-                self._drop(min(self._kept, key=lambda name: self._kept[name][0].used))
-            if self._timer is None:
-                self._look_later()
+            self._kept[name] = walk, idle
+            if len(self._kept) > KEPT:
+                # Those first that were begun by an oid, and did not go on: also this one.
+                pushed_out, _ = self._kept.pop(min(self._kept, key=self._priority))
+            self._look_later()
+        if pushed_out is not None:
+            pushed_out.leave()
+
+    def _priority(self, name: bytes) -> tuple[float, float]:
+        walk, idle = self._kept[name]
+        return idle, walk.used
 
     def _forget(self, name: bytes) -> None:
         with self._lock:
-            self._drop(name)
-            if not self._kept:
-                self._stop_looking()
-
-    def _drop(self, name: bytes) -> None:
-        walk, _ = self._kept.pop(name, (None, 0))
-        if walk is not None:
-            walk.leave()
+            self._kept.pop(name, None)
+            self._look_later()
 
     def _look_later(self) -> None:
-        wait = min(idle for _, idle in self._kept.values())
+        """See to it that somebody looks when the first of what is kept may be idle, and nobody if nothing is."""
+        now = time.monotonic()
+        waits = [walk.used + idle - now for walk, idle in self._kept.values()]
+        half = self._halves.due()
+        if half is not None:
+            waits.append(half)
+        if not waits:
+            self._stop_looking()
+            return
+        wait = max(min(waits), 0.01)
+        if self._timer is not None:
+            if self._due <= now + wait:
+                return
+            self._stop_looking()
+        self._due = now + wait
         self._timer = timer = threading.Timer(wait, _look, (weakref.ref(self),))
         timer.daemon = True
         timer.start()
@@ -224,14 +271,12 @@ class Walks:
         """Let go what nobody has used for its time."""
         now = time.monotonic()
         with self._lock:
-            idle = {name: walk for name, (walk, idle) in self._kept.items() if now - walk.used >= idle}
-            if HALF in idle:
-                self._given_up = next((start for start, walk in self._halves.items() if walk is idle[HALF]), None)
-            for name in idle:
-                self._drop(name)
+            names = [name for name, (walk, idle) in self._kept.items() if now - walk.used >= idle]
+            left = [self._kept.pop(name)[0] for name in names] + self._halves.idle()
             self._stop_looking()
-            if self._kept:
-                self._look_later()
+            self._look_later()
+        for walk in left:
+            walk.leave()
 
     def close(self) -> None:
         """End all, also those that iterators read."""
@@ -240,7 +285,7 @@ class Walks:
         with self._lock:
             walks = list(self._all)
             self._kept.clear()
-            self._halves.clear()
+            self._halves.give_up()
             timer = self._stop_looking()
         if timer is not None:
             timer.join()

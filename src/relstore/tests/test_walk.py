@@ -18,7 +18,7 @@ from ZODB.tests.hexstorage import HexStorage
 from ZODB.utils import p64, u64, z64
 
 import relstore
-from relstore import iterate, walk
+from relstore import halves, iterate, walk
 from relstore.errors import Unavailable
 from relstore.tests.backends import (
     BY_EVERY_DRIVER,
@@ -275,6 +275,59 @@ class Records(Suite):
                 self.storage.record_iternext(cookies[0])
             self.storage.record_iternext(cookies[1])
 
+    def test_an_oid_is_looked_for(self):
+        """That is kept for a short time, and ends no walk of others."""
+        sessions = self.opening()
+        with mock.patch.object(walk, 'SEEK_IDLE', 0.2):
+            *_, gone = self.storage.record_iternext(p64(1))
+            self.until(lambda: sessions[-1].broken)
+            with self.assertRaisesRegex(Unavailable, 'Begin again'):
+                self.storage.record_iternext(gone)
+        *_, going = self.storage.record_iternext(p64(1))
+        *_, going = self.storage.record_iternext(going)
+        with mock.patch.object(walk, 'KEPT', 2):
+            cookies = [self.storage.record_iternext(p64(2))[-1] for _ in range(3)]
+            self.assertEqual(sum(not session.broken for session in sessions), 2)
+            *_, going = self.storage.record_iternext(going)
+            self.assertEqual(self.storage.record_iternext(going)[0], p64(4))
+            with self.assertRaisesRegex(Unavailable, '2 others were kept instead'):
+                self.storage.record_iternext(cookies[0])
+
+    def test_neither_an_oid_nor_what_was_returned(self):
+        for following in b'1', p64(1)[:7], p64(1) + b'1', p64(1) * 3:
+            with self.assertRaisesRegex(ValueError, 'no oid, and not what the last call returned'):
+                self.storage.record_iternext(following)
+        self.assertEqual(u64(self.storage.record_iternext()[-1][:8]), 1)
+
+    def test_a_long_page_holds_up_no_other_walk(self):
+        adapter, reading, go_on = self.storage._adapter, threading.Event(), threading.Event()
+        current_records = adapter.current_records
+
+        def read_long(*arguments):
+            reading.set()
+            go_on.wait(120)
+            return current_records(*arguments)
+
+        *_, long = self.storage.record_iternext()
+        *_, other = self.storage.record_iternext()
+        thread = threading.Thread(target=self.storage.record_iternext, args=(long,))
+        idle = threading.Thread(target=self.storage._walks.drop_idle)
+        with mock.patch.object(adapter, 'current_records', read_long):
+            thread.start()
+            self.assertTrue(reading.wait(60))
+        self.addCleanup(thread.join)
+        self.addCleanup(go_on.set)
+        self.storage._walks._kept[long[8:]][0].used -= 2 * walk.IDLE
+        idle.start()
+        self.addCleanup(idle.join)
+        self.addCleanup(go_on.set)
+        self.until(lambda: long[8:] not in self.storage._walks._kept)
+        done = threading.Thread(target=self.storage.record_iternext, args=(other,), daemon=True)
+        done.start()
+        done.join(60)
+        self.assertFalse(done.is_alive())
+        self.assertTrue(thread.is_alive())
+
     def until(self, condition):
         deadline = time.monotonic() + 60
         while not condition():
@@ -307,6 +360,17 @@ class Halves(Suite):
         self.all = self.tids()
         self.middle = self.storage.getTid(self.oids[4])
 
+    def nobody_comes(self):
+        """For as long as halves are kept."""
+        with mock.patch.object(halves, 'HALF_IDLE', 0):
+            self.storage._walks.drop_idle()
+
+    def assertGone(self, *tids):
+        for tid in tids:
+            for _ in range(2):
+                with self.assertRaisesRegex(Unavailable, 'begin again with what is younger'):
+                    self.storage.iterator(None, tid)
+
     def test_they_are_of_one_snapshot(self):
         younger = self.tids(self.middle)
         self.change(*self.oids[:3])
@@ -317,8 +381,7 @@ class Halves(Suite):
     def test_as_long_as_the_iterator_is_there(self):
         iterator = self.storage.iterator(self.middle)
         younger = {record.oid for txn in iterator for record in txn}
-        with mock.patch.object(self.storage._walks._kept[walk.HALF][0], 'used', -walk.HALF_IDLE):
-            self.storage._walks.drop_idle()
+        self.nobody_comes()
         self.change(*self.oids[:3])
         older = self.storage.iterator(None, self.middle)
         iterator.close()
@@ -328,14 +391,107 @@ class Halves(Suite):
         """Nobody can tell whether it was wanted; but nothing is said that is not true."""
         sessions = self.opening()
         self.tids(self.middle)
-        self.storage._walks._kept[walk.HALF][0].used -= walk.HALF_IDLE
-        self.storage._walks.drop_idle()
+        self.nobody_comes()
         self.assertEnded(sessions)
         with self.assertRaisesRegex(Unavailable, 'begin again with what is younger'):
             self.storage.iterator(None, self.middle)
         self.tids(None, self.storage.getTid(self.oids[5]))
         self.tids(self.middle)
         self.assertEqual(len(self.tids(None, self.middle)), 10)
+
+    def test_others_begin_meanwhile(self):
+        """Halves and walks by oid, as many as they like."""
+        younger = self.tids(self.middle)
+        others = [self.storage.getTid(oid) for oid in self.oids if oid != self.oids[4]]
+        for tid in others:
+            self.tids(tid)
+        for _ in range(2 * walk.KEPT):
+            self.storage.record_iternext()
+        self.change(*self.oids[:3])
+        self.assertEqual(younger | self.tids(None, self.middle), self.all)
+
+    def test_no_more_are_kept(self):
+        """Then one of another time does, if it has all that is older; otherwise it is told."""
+        self.enter(mock.patch.object(halves, 'KEPT', 1))
+        sessions = self.opening()
+        self.tids(self.middle)
+        self.change(self.oids[7])
+        earlier, later = self.storage.getTid(self.oids[2]), self.change(self.oids[6])
+        younger = self.tids(earlier)
+        self.assertEqual(self.tids(later), {self.oids[6]})
+        self.assertEqual([session.broken for session in sessions], [False, True, True])
+        self.change(*self.oids[:2])
+        self.assertEqual(younger | self.tids(None, earlier), self.all)
+        self.assertEqual(len(self.tids(None, self.middle)), 10)
+        self.assertGone(later)
+        self.nobody_comes()
+        self.assertGone(later, earlier, self.middle)
+
+    def test_two_begin_at_one_tid(self):
+        first = self.tids(self.middle)
+        self.change(*self.oids[:2])
+        second = self.tids(self.middle)
+        self.assertEqual(second - first, set(self.oids[:2]))
+        self.change(self.oids[2])
+        older = self.tids(None, self.middle)
+        self.assertEqual((first | older, second | older), (self.all, self.all))
+        self.nobody_comes()
+        self.assertGone(self.middle)
+
+    def test_a_tid_that_another_commit_reaches(self):
+        """Of two snapshots the later one has more that is older: neither does for both."""
+        with mock.patch.object(walk, '_tid_now', return_value=walk.MAX_TID):
+            tid = p64(u64(self.storage.lastTransaction()) + (1 << 40))
+            self.tids(tid)
+            self.assertEqual(self.tids(tid), set())
+            self.change(self.oids[0])
+            self.assertEqual(self.tids(None, tid), self.all)
+            self.tids(tid)
+            self.assertGone(tid)
+
+    def test_whoever_began_nothing(self):
+        self.tids(self.middle)
+        self.nobody_comes()
+        self.change(self.oids[1])
+        self.assertIn(self.oids[1], self.tids(None, self.storage.lastTransaction()))
+        self.assertGone(self.middle)
+
+    def test_it_is_gone_for_whatever_reason(self):
+        sessions = self.opening()
+        self.tids(self.middle)
+        self.lose(sessions[0])
+        with self.assertRaisesRegex(StorageError, 'begin again'):
+            self.tids(None, self.middle)
+        self.assertGone(self.middle)
+        self.tids(self.middle)
+        self.assertEqual(len(self.tids(None, self.middle)), 10)
+        view = self.storage.new_instance()
+        self.tids(self.middle, storage=view)
+        view.release()
+        with self.assertRaises(Unavailable):
+            view.iterator(None, self.middle)
+
+    def test_the_process_forks(self):
+        """The child has no half of it, is told so, and can begin again."""
+        self.tids(self.middle)
+        pid = os.fork()
+        if not pid:
+            status = 1
+            with suppress(BaseException):
+                self.assertGone(self.middle)
+                status += len(self.tids(None, self.storage.getTid(self.oids[5])))
+                self.tids(self.middle)
+                status += len(self.tids(None, self.middle))
+            os._exit(status)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 1 + 12 + 10)
+        self.assertEqual(len(self.tids(None, self.middle)), 10)
+
+    def test_few_are_remembered(self):
+        with mock.patch.object(halves, 'REMEMBERED', 3), mock.patch.object(halves, 'KEPT', 2):
+            for oid in self.oids[1:]:
+                self.tids(self.storage.getTid(oid))
+            self.assertEqual(len(self.storage._walks._halves._at), 3)
+            self.assertEqual(len(self.tids(None, self.storage.getTid(self.oids[1]))), 4)
 
     def test_through_a_wrapper(self):
         """One whose iterator is a generator, which closes ours at its end."""
