@@ -309,7 +309,6 @@ class Records(Suite):
             return current_records(*arguments)
 
         *_, long = self.storage.record_iternext()
-        *_, other = self.storage.record_iternext()
         thread = threading.Thread(target=self.storage.record_iternext, args=(long,))
         idle = threading.Thread(target=self.storage._walks.drop_idle)
         with mock.patch.object(adapter, 'current_records', read_long):
@@ -322,7 +321,7 @@ class Records(Suite):
         self.addCleanup(idle.join)
         self.addCleanup(go_on.set)
         self.until(lambda: long[8:] not in self.storage._walks._kept)
-        done = threading.Thread(target=self.storage.record_iternext, args=(other,), daemon=True)
+        done = threading.Thread(target=self.storage.record_iternext, daemon=True)
         done.start()
         done.join(60)
         self.assertFalse(done.is_alive())
