@@ -175,8 +175,11 @@ def _message_mysql(error: Exception) -> str:
 
 
 def _libpq_defaults(dsn: str) -> dict:
-    """What libpq is told beside the dsn, where that is silent: not to wait for a dead host for minutes."""
-    return {'fallback_application_name': 'relstore'} | ({} if 'connect_timeout' in dsn else {'connect_timeout': 10})
+    """What libpq is told beside the dsn: how text travels, because psycopg makes none of SQL_ASCII; and where that is
+    silent, not to wait for a dead host for minutes.
+    """
+    return {'fallback_application_name': 'relstore', 'client_encoding': 'UTF8'} | (
+        {} if 'connect_timeout' in dsn else {'connect_timeout': 10})
 
 
 def _connect_psycopg2(psycopg2: ModuleType, dsn: str):

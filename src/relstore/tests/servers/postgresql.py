@@ -49,12 +49,12 @@ class PostgreSQLDatabases:
 
     prefix = ''  # of the names there
 
-    def create_database(self, name: str) -> str:
+    def create_database(self, name: str, encoding: str = 'UTF8') -> str:
         """Create an empty database and return its DSN. A name that is taken is an error."""
         with closing(self._connect()) as connection, connection.cursor() as cursor:
             cursor.execute('SELECT pg_advisory_lock(%s)', (CREATE_DATABASE_LOCK,))
             name_there = quote_ident(self.prefix + name, cursor)
-            cursor.execute(f"CREATE DATABASE {name_there} ENCODING 'UTF8' TEMPLATE template0")
+            cursor.execute(f"CREATE DATABASE {name_there} ENCODING '{encoding}' TEMPLATE template0")
         return self.dsn(name)
 
     def drop_database(self, name: str) -> None:
@@ -170,7 +170,7 @@ class StagingPostgreSQL(PostgreSQLDatabases):
         for name in list(self.created):
             self.drop_database(name)
 
-    def create_database(self, name: str) -> str:
+    def create_database(self, name: str, encoding: str = 'UTF8') -> str:
         dsn = super().create_database(name)
         self.created.add(name)
         return dsn
