@@ -17,6 +17,7 @@ from relstore.adapters import rights
 from relstore.adapters.base import EVERYBODY, Adapter, Ballot, Metadata, Polled, Verdict, lock_timeout
 from relstore.adapters.completion import Completion, Lock
 from relstore.adapters.drivers import LOCKS, find_driver
+from relstore.adapters.ownership import refuse_strangers
 from relstore.adapters.patience import TRY, in_tries
 from relstore.adapters.rights import Right
 from relstore.adapters.statements import Statements, Tables, read
@@ -79,7 +80,7 @@ class PostgreSQL(Adapter):
     site_locks = {
         'refs': Lock('object_state', 'ACCESS EXCLUSIVE', 'everybody', True),
         'blob_chunk': Lock('object_state', 'SHARE ROW EXCLUSIVE', 'those who write', False),
-        'relstore_unlink_chunk_2': Lock('blob_chunk', 'ACCESS EXCLUSIVE, where an older relstore made the trigger',
+        'relstore_unlink_chunk_3': Lock('blob_chunk', 'ACCESS EXCLUSIVE, where an older relstore made the trigger',
                                         'those who use blobs', False),
         'blob_chunk_delete': Lock('blob_chunk', 'SHARE ROW EXCLUSIVE', 'those who write blobs', False)}
 
@@ -118,18 +119,19 @@ class PostgreSQL(Adapter):
             prefix='"' + name.replace('"', '""') + '".', id='BIGINT', integer='BIGINT', bytes='BYTEA', chunk='OID',
             bool='BOOLEAN', no='FALSE', md5='CHAR(32)', text='TEXT', unlogged='UNLOGGED',
             seed=str(zlib.crc32(name.encode())),
-            key='' if self._locks == 'plain' else '{relstore_key_1}',
+            key='' if self._locks == 'plain' else '{relstore_key_2}',
             # The row's value is as random as it can be, but a dump carries it. It does not carry the table's own oid
             # and which transaction wrote the row. A copy of all files does, but to put one in the place of another the
             # server has to be started.
-            epoch="SELECT e.value || '.' || e.tableoid || '.' || e.xmin || '.'\n"
-                  '    || (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint FROM {relstore_epoch} e',
-            oids='(SELECT unnest(?::bigint[]) AS zoid)',
+            epoch="SELECT e.value || '.' || e.tableoid::text || '.' || e.xmin::text || '.'\n"
+                  '    || (extract(epoch FROM pg_catalog.pg_postmaster_start_time())::double precision\n'
+                  '        * 1000000::double precision)::bigint::text FROM {relstore_epoch} e',
+            oids='(SELECT pg_catalog.unnest(?::bigint[]) AS zoid)',
             revisions='(SELECT * FROM unnest(?::bigint[], ?::bigint[]) AS r (zoid, tid))',
             current='{current_object}' if keeps else '{object_state}',
             last='{transaction}' if keeps else '{object_state}',
             lost=LOST[keeps], group='TRUE' if self._group_commit else 'FALSE',
-            durable=", pg_logical_emit_message(true, 'relstore', '')::text" if self._group_commit else '',
+            durable=", pg_catalog.pg_logical_emit_message(true, 'relstore', '')::text" if self._group_commit else '',
             insert_transaction=(
                 'INSERT INTO {transaction} (tid, packed, username, description, extension)\n'
                 '        VALUES (v_tid, p_packed, p_user, p_description, p_extension);' if keeps else ''))
@@ -141,7 +143,7 @@ class PostgreSQL(Adapter):
         for filename in ('schema.sql', 'postgresql_schema.sql', 'postgresql_functions.sql'):
             texts |= read(filename, self.keep_history)
         if not self._tables['key']:
-            del texts['relstore_key_1']
+            del texts['relstore_key_2']
         return {name: text.format_map(self._tables) for name, text in texts.items()}
 
     # Connect ------------------------------------------------------------------------------------------------------
@@ -247,6 +249,7 @@ class PostgreSQL(Adapter):
         if session.one(self.sql.schema_exists, (schema,)) is None:
             raise ConfigurationError(f'There is no schema "{schema}" in the PostgreSQL database {self._database}; '
                                      'create it (CREATE SCHEMA), or change the option schema.')
+        refuse_strangers(self, session, schema)
         return schema
 
     def relations(self, session: Session) -> set[str]:
@@ -274,7 +277,7 @@ class PostgreSQL(Adapter):
                                       f'has not ended within {patience:g} s.')
                 time.sleep(SCHEMA_LOCK_PAUSE)
                 session.run('BEGIN')
-            session.run(self.sql.stay_in_transaction)
+            session.all(self.sql.stay_in_transaction)
             yield
         finally:
             session.rollback()

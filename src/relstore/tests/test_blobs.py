@@ -303,7 +303,7 @@ class SharedData(Packed):
 
     def test_trigger_of_an_earlier_relstore(self):
         """It is replaced when the database is opened."""
-        for sql in ('DROP TRIGGER blob_chunk_delete ON blob_chunk', 'DROP FUNCTION relstore_unlink_chunk_2()',
+        for sql in ('DROP TRIGGER blob_chunk_delete ON blob_chunk', 'DROP FUNCTION relstore_unlink_chunk_3()',
                     'CREATE FUNCTION relstore_unlink_chunk_1() RETURNS trigger LANGUAGE plpgsql AS '
                     '$$ BEGIN PERFORM lo_unlink(OLD.chunk); RETURN OLD; END $$',
                     'CREATE TRIGGER blob_chunk_delete BEFORE DELETE ON blob_chunk FOR EACH ROW '
@@ -311,7 +311,7 @@ class SharedData(Packed):
             self.run_sql(sql)
         self.test_what_stays_keeps_its_data()
         self.assertEqual(self.rows("SELECT proname FROM pg_proc WHERE strpos(proname, 'relstore_unlink') = 1"),
-                         [('relstore_unlink_chunk_2',)])
+                         [('relstore_unlink_chunk_3',)])
 
     def test_emptied(self):
         self.shared()

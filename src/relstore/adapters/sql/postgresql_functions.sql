@@ -4,14 +4,20 @@
 -- in its name, so that relstore of two versions can work on one database at the same time. What does the same in less
 -- time keeps its name, and a database that is there already keeps what it has.
 --
+-- Where others may create objects in a schema of the search path, theirs is what a call or an operator means whenever its
+-- arguments are not exactly what pg_catalog has it for. So each function that a statement or a trigger calls has a search
+-- path of its own, without those schemas; so have those that are called from it. relstore_load_1 and relstore_key_2 are
+-- called by statements and have none, which would cost a load too much and keep the other from being unfolded: all that
+-- they call and compare is exact.
+--
 -- Locks are RelStorage's: transaction-level advisory locks, keyed by oid, -1 for the commit. -3 is relstore's own:
 -- shared from vote to finish, so that a large transaction, or a batch of a pack, can keep all others out; -5 for moving
 -- the sequence.
 
 -- The key of a lock, where the storage is in a schema of its own: advisory locks are per database.
--- name: relstore_key_1
-CREATE FUNCTION {relstore_key_1}(p_key bigint) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
-    SELECT hashint8extended(p_key, {seed})
+-- name: relstore_key_2
+CREATE FUNCTION {relstore_key_2}(p_key bigint) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT pg_catalog.hashint8extended(p_key, {seed}::bigint)
 $$
 
 -- ZODB's timestamp: minutes since 1900, counting 31 days to a month, then the fraction of the minute in 1/2^32.
@@ -25,12 +31,13 @@ $$
 
 -- See to it that nextval gives none of the blocks up to p_block. Whoever else takes oids meanwhile must not see the
 -- sequence go back: a short way is gone by nextval; a long one by setval, which nobody overtakes, one at a time.
--- name: relstore_reserve_1
-CREATE FUNCTION {relstore_reserve_1}(p_block bigint) RETURNS void LANGUAGE plpgsql AS $$
+-- name: relstore_reserve_2
+CREATE FUNCTION {relstore_reserve_2}(p_block bigint) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_last bigint;
 BEGIN
-    PERFORM pg_advisory_xact_lock({key}(-5));
+    PERFORM pg_advisory_xact_lock({key}(-5::bigint));
     SELECT CASE WHEN s.is_called THEN s.last_value ELSE 0 END INTO v_last FROM {zoid_seq} s;
     IF v_last + 100000 < p_block THEN
         PERFORM setval('{zoid_seq}', p_block);
@@ -63,7 +70,7 @@ END $$
 CREATE FUNCTION {relstore_poll_3}(
     p_since bigint, p_limit bigint,
     OUT epoch text, OUT last bigint, OUT sweeps bigint, OUT stands bigint, OUT oids bigint[], OUT tids bigint[])
-LANGUAGE plpgsql STABLE SET enable_sort = off AS $$
+LANGUAGE plpgsql STABLE SET enable_sort = off SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     SELECT ({epoch}), coalesce((SELECT max(t.tid) FROM {last} t), 0), s.number INTO epoch, last, sweeps
         FROM {relstore_sweep} s;
@@ -132,7 +139,7 @@ CREATE FUNCTION {relstore_vote_4}(
     p_oids bigint[], p_tids bigint[], p_read_oids bigint[], p_read_tids bigint[], p_known_oids bigint[],
     p_known_tids bigint[])
 RETURNS TABLE (kind text, zoid bigint, tid bigint, state bytea)
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_waited boolean := false;
     v_lock bigint;
@@ -229,11 +236,11 @@ BEGIN
 END $$
 
 -- What does not fit into one message is sent ahead, at vote.
--- name: relstore_stage_1
-CREATE FUNCTION {relstore_stage_1}(
+-- name: relstore_stage_2
+CREATE FUNCTION {relstore_stage_2}(
     p_oids bigint[], p_starts integer[], p_sizes integer[], p_md5s text[], p_data_tids bigint[],
     p_refs_starts integer[], p_refs_sizes integer[], p_states bytea, p_refs bytea)
-RETURNS void LANGUAGE plpgsql AS $$
+RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF to_regclass('pg_temp.relstore_stage') IS NULL THEN
         CREATE TEMPORARY TABLE relstore_stage
@@ -325,12 +332,12 @@ END $$
 -- message. p_group: that COMMIT does not wait for the disk, because another will, without the lock. p_tid is given where
 -- transactions are restored; p_transaction is the ticket that vote gave.
 -- Returns the tid and the microseconds that the lock took, with a blank between.
--- name: relstore_finish_2
-CREATE FUNCTION {relstore_finish_2}(
+-- name: relstore_finish_3
+CREATE FUNCTION {relstore_finish_3}(
     p_transaction bigint, p_timeout text, p_group boolean, p_tid bigint, p_packed boolean, p_user bytea,
     p_description bytea, p_extension bytea, p_staged boolean, p_oids bigint[], p_starts integer[], p_sizes integer[],
     p_md5s text[], p_data_tids bigint[], p_refs_starts integer[], p_refs_sizes integer[], p_states bytea, p_refs bytea)
-RETURNS text LANGUAGE plpgsql AS $$
+RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_tid bigint;
     v_now timestamp;
@@ -344,9 +351,9 @@ BEGIN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
     PERFORM set_config('lock_timeout', p_timeout, true);        -- for rows and tables too
-    IF NOT pg_try_advisory_xact_lock({key}(-1)) THEN
+    IF NOT pg_try_advisory_xact_lock({key}(-1::bigint)) THEN
         v_start := clock_timestamp();
-        PERFORM pg_advisory_xact_lock({key}(-1));
+        PERFORM pg_advisory_xact_lock({key}(-1::bigint));
         v_waited := extract(epoch FROM clock_timestamp() - v_start) * 1000000;
     END IF;
     v_now := clock_timestamp() AT TIME ZONE 'UTC';      -- a function is not unfolded where what it is given may change
@@ -360,10 +367,11 @@ END $$
 -- A batch of a sweep: what is to go of the objects after p_after, up to p_upto. Plans that go from object to object are the
 -- right ones, and the list of what is to go has no statistics yet. Nobody waits for these rows: vote refuses what links to
 -- them, and what RelStorage has changed nevertheless has another tid.
--- name: relstore_sweep_1 [hp]
-CREATE FUNCTION {relstore_sweep_1}(
+-- name: relstore_sweep_2 [hp]
+CREATE FUNCTION {relstore_sweep_2}(
     p_generation bigint, p_after bigint, p_upto bigint, OUT states bigint, OUT bytes bigint)
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
+SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     DELETE FROM {current_object} c USING {relstore_garbage} g
         WHERE g.generation = p_generation AND g.zoid > p_after AND g.zoid <= p_upto AND g.goes = 2
@@ -382,10 +390,11 @@ BEGIN
     END IF;
 END $$
 
--- name: relstore_sweep_1 [hf]
-CREATE FUNCTION {relstore_sweep_1}(
+-- name: relstore_sweep_2 [hf]
+CREATE FUNCTION {relstore_sweep_2}(
     p_generation bigint, p_after bigint, p_upto bigint, OUT states bigint, OUT bytes bigint)
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
+SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     WITH gone AS (
         DELETE FROM {object_state} s USING {relstore_garbage} g
@@ -402,9 +411,10 @@ END $$
 
 -- Of the transactions after p_after, up to p_upto, remove those that have no state left, and mark the others as packed.
 -- p_named: RelStorage's foreign key is there, so that one stays that a kept state replaced.
--- name: relstore_forget_1 [hp]
-CREATE FUNCTION {relstore_forget_1}(p_after bigint, p_upto bigint, p_named boolean) RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+-- name: relstore_forget_2 [hp]
+CREATE FUNCTION {relstore_forget_2}(p_after bigint, p_upto bigint, p_named boolean) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
+SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_count bigint;
 BEGIN

@@ -13,10 +13,11 @@ CREATE TABLE {current_object} (
 -- name: zoid_seq
 CREATE SEQUENCE {zoid_seq};
 
--- Where RelStorage undoes a transaction, the new revision of a blob shares its large object with an older one. An earlier
--- trigger of relstore's did not know that.
--- name: relstore_unlink_chunk_2
-CREATE FUNCTION {relstore_unlink_chunk_2}() RETURNS trigger LANGUAGE plpgsql AS $$
+-- Where RelStorage undoes a transaction, the new revision of a blob shares its large object with an older one. The first
+-- trigger of relstore's did not know that, and the second called whatever function the search path led to.
+-- name: relstore_unlink_chunk_3
+CREATE FUNCTION {relstore_unlink_chunk_3}() RETURNS trigger LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF NOT EXISTS (SELECT FROM {blob_chunk} b WHERE b.zoid = OLD.zoid AND b.chunk = OLD.chunk
                        AND (b.tid, b.chunk_num) <> (OLD.tid, OLD.chunk_num)) THEN
@@ -26,18 +27,20 @@ BEGIN
 END $$;
 DO $$
 BEGIN
-    IF EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = '{blob_chunk}'::regclass AND t.tgname = 'blob_chunk_delete'
-                   AND t.tgfoid = to_regproc('{relstore_unlink_chunk_1}')) THEN
+    IF EXISTS (SELECT FROM pg_trigger t
+               WHERE t.tgrelid = '{blob_chunk}'::regclass::oid AND t.tgname = 'blob_chunk_delete'
+                   AND t.tgfoid IN (pg_catalog.to_regprocedure('{relstore_unlink_chunk_1}()')::oid,
+                                    pg_catalog.to_regprocedure('{relstore_unlink_chunk_2}()')::oid)) THEN
         DROP TRIGGER blob_chunk_delete ON {blob_chunk};
         CREATE TRIGGER blob_chunk_delete BEFORE DELETE ON {blob_chunk}
-            FOR EACH ROW EXECUTE FUNCTION {relstore_unlink_chunk_2}();
-        DROP FUNCTION {relstore_unlink_chunk_1}();
+            FOR EACH ROW EXECUTE FUNCTION {relstore_unlink_chunk_3}();
+        DROP FUNCTION IF EXISTS {relstore_unlink_chunk_1}(), {relstore_unlink_chunk_2}();
     END IF;
 END $$;
 
 -- name: blob_chunk_delete
 CREATE TRIGGER blob_chunk_delete BEFORE DELETE ON {blob_chunk}
-    FOR EACH ROW EXECUTE FUNCTION {relstore_unlink_chunk_2}();
+    FOR EACH ROW EXECUTE FUNCTION {relstore_unlink_chunk_3}();
 
 -- One statement, so that there are both or none.
 -- name: refs [hp]
