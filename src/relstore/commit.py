@@ -379,7 +379,7 @@ class Transaction:
         After an Exception nothing was stored, unless it is OutcomeUnknown. An interrupt (of the keyboard, say) asks
         no questions: the commit may have happened.
         """
-        with self._database.announced():
+        with self._database.announced(), self._database.finishing.watched(self._ticket):
             try:
                 tid, waited = self._adapter.finish(self._session, self._ticket, self._tid, self._record, self._left)
             except Exception as e:

@@ -15,6 +15,7 @@ from relstore.cache import Cache
 from relstore.conflicts import Conflicts
 from relstore.counter import CommitCounter
 from relstore.errors import OutcomeUnknown, StorageError
+from relstore.finishing import Finishing
 from relstore.marks import Marks
 from relstore.memcache import Memcached, split_servers
 from relstore.oids import OidAllocator
@@ -52,6 +53,7 @@ class Database:
         self.ahead = Counts()
         self.marks = None if adapter.keep_history or options.read_only else Marks(adapter)
         self.conflicts = Conflicts()
+        self.finishing = Finishing(adapter)
         self.memcached: Memcached | None = None
         self.tier: Tier | None = None           # what the processes that share memcached have loaded
         self.counter: CommitCounter | None = None       # of their commits
@@ -369,14 +371,15 @@ class Database:
             self.warm.close()       # it asks the database about what others have saved
         self.pool.close()
         self.conflicts.close()
+        self.finishing.close()
         if self.memcached is not None:
             self.counter.close()
             self.memcached.close()
 
     def _after_fork(self) -> None:
         self._lock = threading.Lock()
-        for part in (self.pool, self.oids, self.cache, self.conflicts, self.polling, self.memcached, self.counter,
-                     self.warm):
+        for part in (self.pool, self.finishing, self.oids, self.cache, self.conflicts, self.polling, self.memcached,
+                     self.counter, self.warm):
             if part is not None:
                 part.after_fork()
         self._forked = True

@@ -652,6 +652,13 @@ class Adapter:
         """Return who keeps lock_votes waiting, as far as that can be found out."""
         return 'another transaction'
 
+    # May finish() wait long for others, and can they be told?
+    finish_waits = False
+
+    def finish_holders(self, session: Session, ticket: list) -> str:
+        """Return who keeps the finish() of another session waiting; '' if nobody does."""
+        return ''
+
     def sweep_state(self, session: Session) -> tuple[int, int]:
         """Return (how many sweeps have ended, the generation of one that is under way or 0)."""
         [row] = session.all(self.sql.sweep_state)

@@ -77,6 +77,7 @@ class PostgreSQL(Adapter):
     message_size = 8 * 1024 * 1024
     # A default server has room for some 12,000 locks, of all transactions together.
     most_locks = 2000
+    finish_waits = True
     site_locks = {
         'refs': Lock('object_state', 'ACCESS EXCLUSIVE', 'everybody', True),
         'blob_chunk': Lock('object_state', 'SHARE ROW EXCLUSIVE', 'those who write', False),
@@ -299,6 +300,11 @@ class PostgreSQL(Adapter):
     def vote_holders(self, session: Session) -> str:
         [[key]] = session.all(self.sql.lock_key, (EVERYBODY,))
         return self._lock_holders(session, key)
+
+    def finish_holders(self, session: Session, ticket: list) -> str:
+        backend, *_ = ticket
+        return ', '.join(_holder(*row) if row[0] else 'a prepared transaction'
+                         for row in session.all(self.sql.blockers, (backend,)))
 
     def _lock_holders(self, session: Session, key: int) -> str:
         return ', '.join(_holder(*row) for row in session.all(self.sql.lock_holders, (key, key))) or _holder(0, '')

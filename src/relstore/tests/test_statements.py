@@ -180,6 +180,7 @@ PARAMETERS = {
     'missing_rights': lambda s: ('public', '{TABLE}', '{object_state}', '{SELECT}'),
     'columns': lambda s: ('public',),
     'lock_key': lambda s: (-2,),
+    'blockers': lambda s: (0,),
     'lock_holders': lambda s: (-2, -2),
     'table_holders': lambda s: ('public', 'object_state', True, '1.5'),
     'be_impatient': lambda s: ('1500',),

@@ -312,6 +312,15 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.pid <> pg_c
       AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = pg_catalog.current_database())
 ORDER BY a.xact_start NULLS LAST LIMIT 3
 
+-- Who keeps a process waiting; those who wait themselves come last. A prepared transaction has no process.
+-- name: blockers
+SELECT b.pid, pg_catalog.concat_ws(', ', nullif(a.application_name, ''), 'from ' || pg_catalog.host(a.client_addr),
+                            'connected since ' || pg_catalog.to_char(a.backend_start AT TIME ZONE 'UTC',
+                                                                     'YYYY-MM-DD HH24:MI:SS UTC'))
+FROM (SELECT DISTINCT pg_catalog.unnest(pg_catalog.pg_blocking_pids(?)) AS pid) b
+     LEFT JOIN pg_stat_activity a ON a.pid = b.pid
+ORDER BY a.wait_event_type IS NOT DISTINCT FROM 'Lock', a.xact_start LIMIT 3
+
 -- A session that has the lock may be idle; before 14 it may anyway.
 -- name: stay
 SELECT pg_catalog.set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'
