@@ -225,6 +225,21 @@ class Hostile(unittest.TestCase):
                         count += 1
         self.assertGreater(count, 80)
 
+    def test_settings_of_vote_reach_finish(self):
+        """A function with a search path of its own may set something else until the end of the transaction."""
+        with closing(self.opened()) as storage:
+            sql = storage._adapter.sql
+            vote = dict(sql)['vote'].partition(';')[2]
+            nothing = ['x', '1000', None, False, 0] + 7 * ['{}']
+            self.watch.rows('BEGIN')
+            self.watch.rows("SET statement_timeout = '1h'; SET search_path = public")
+            self.watch.rows(vote.replace('?', '%s'), *nothing)
+            self.assertEqual(
+                [self.watch.one(f'SHOW {name}') for name in ('statement_timeout', 'lock_timeout', 'plan_cache_mode',
+                                                             'enable_seqscan', 'search_path')],
+                ['0', '1s', 'force_generic_plan', 'off', 'public'])
+            self.watch.rows('ROLLBACK')
+
     def use(self, storage):
         db = DB(storage.new_instance())
         with db.transaction() as connection:
