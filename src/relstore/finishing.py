@@ -45,6 +45,9 @@ class Finishing:
 
     def close(self) -> None:
         self._closed.set()
+        thread = self._thread
+        if thread is not None:
+            thread.join(EVERY)      # it may be waiting for a server that is gone
 
     def after_fork(self) -> None:
         closed, self._closed = self._closed.is_set(), threading.Event()
