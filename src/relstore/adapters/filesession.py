@@ -59,9 +59,9 @@ class FileSession(Session):
         go.
         """
         began = time.monotonic()
-        in_turn = self._queue.take(self, timeout)
+        self.run(IMPATIENT)
         try:
-            self.run(IMPATIENT)
+            in_turn = self._queue.take(self, timeout, lambda: self._is_free(begin))
             while True:
                 try:
                     self.run(begin)
@@ -74,6 +74,15 @@ class FileSession(Session):
                 time.sleep(random.uniform(0, LONGEST_PAUSE))
         finally:
             self.run(self._patient)
+
+    def _is_free(self, begin: str) -> bool:
+        """Return whether the lock is free."""
+        try:
+            super().run(begin)
+        except LockTimeout:
+            return False
+        super().rollback()      # of the turn nothing has come yet
+        return True
 
     def run(self, sql: str, parameters: Sequence = ()) -> int:
         count = super().run(sql, parameters)

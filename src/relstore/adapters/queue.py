@@ -11,7 +11,9 @@ same.
 Between processes there are two locks of the system on bytes of the file writers.lock. CURRENT has who writes, NEXT who
 is after that: who has just written finds NEXT taken, and cannot be quicker than who has waited. The system wakes those
 who wait for NEXT in any order, and releases the locks of a process that ends. They belong to a process, so a child of
-fork() has none of its parent's. A third byte is PRESENT: all relstore processes share its lock as long as they have the
+fork() has none of its parent's. A process that is stopped while it waits (docker pause, a debugger) keeps NEXT: who has
+waited for STALLED seconds and then finds SQLite's lock free again and again goes ahead, and so does his process until
+the lock of the system comes. A third byte is PRESENT: all relstore processes share its lock as long as they have the
 database open, so that each can be told from strangers (neighbours.py).
 """
 import errno
@@ -22,12 +24,15 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 log = logging.getLogger('relstore')
 
 NEXT, CURRENT, PRESENT = 0, 1, 2
+STALLED = 0.5                           # seconds without a turn after which one looks whether SQLite's lock is free
+LOOKS, BETWEEN = 3, 0.02                # so often it is free in a row; else somebody was about to take it
 BUSY = errno.EACCES, errno.EAGAIN       # what the system may say where a lock is taken
 
 
@@ -53,13 +58,16 @@ class Queue:
         """Be seen by others, as long as there is this queue."""
         self._processes.join()
 
-    def take(self, who: object, timeout: float) -> bool:
-        """Wait up to `timeout` seconds for the turn of `who`; return whether it came."""
+    def take(self, who: object, timeout: float, is_free: Callable[[], bool] | None = None) -> bool:
+        """Wait up to `timeout` seconds for the turn of `who`; return whether it came.
+
+        is_free: whether SQLite's lock is free. It is asked while another process has the turn and does not use it.
+        """
         began = time.monotonic()
         if not self._take(who, timeout):
             return False
         try:
-            if self._processes.take(timeout - (time.monotonic() - began)):
+            if self._processes.take(timeout - (time.monotonic() - began), is_free):
                 return True
         except BaseException:
             self._hand_on(who)
@@ -145,10 +153,13 @@ class Processes:
                 except OSError as e:
                     self._do_without(e)
 
-    def take(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds; return whether the turn came. It always does where nothing can be locked."""
+    def take(self, timeout: float, is_free: Callable[[], bool] | None = None) -> bool:
+        """Wait up to `timeout` seconds; return whether the turn came.
+
+        It always does where nothing can be locked, or where those who are first do not go on.
+        """
         with self._lock:
-            if self._coming is None and (self._useless or self._at_once()):
+            if self._coming.stalled if self._coming else self._useless or self._at_once():
                 return True
             if timeout <= 0:
                 if self._coming is None:
@@ -157,12 +168,24 @@ class Processes:
             coming = self._coming or self._wait()
             coming.wanted = True
         try:
-            coming.came.wait(timeout)
+            stalled = self._await(coming, time.monotonic() + timeout, is_free)
         except BaseException:
             if not self._give_up(coming):
                 self.end()
             raise
-        return not self._give_up(coming)
+        if not self._give_up(coming):
+            return True
+        coming.stalled = stalled
+        return stalled
+
+    def _await(self, coming: '_Coming', deadline: float, is_free: Callable[[], bool] | None) -> bool:
+        """Wait for it; return whether those who are first do not go on."""
+        wait, looks = STALLED, 0
+        while not coming.came.wait(max(0, min(wait, deadline - time.monotonic()))) and time.monotonic() < deadline:
+            looks, wait = looks + 1 if is_free and is_free() else 0, BETWEEN
+            if looks == LOOKS:
+                return True
+        return False
 
     def end(self) -> None:
         if self._file is not None:
@@ -226,10 +249,10 @@ class Processes:
 
 
 class _Coming:
-    """A turn that a thread waits for. wanted: by somebody, still."""
+    """A turn that a thread waits for. wanted: by somebody, still. stalled: nobody is to wait until it has come."""
 
     def __init__(self):
-        self.came, self.wanted = threading.Event(), True
+        self.came, self.wanted, self.stalled = threading.Event(), True, False
 
 
 def _open(path: Path) -> int:

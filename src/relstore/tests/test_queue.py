@@ -18,7 +18,7 @@ from ZODB import DB
 from ZODB.Connection import TransactionMetaData
 from ZODB.utils import z64
 
-from relstore.adapters.queue import Queue, queue_of
+from relstore.adapters.queue import STALLED, Queue, queue_of
 from relstore.errors import LockTimeout
 from relstore.tests.backends import SQLiteHistoryFree, SQLiteHistoryPreserving, cases
 from relstore.tests.test_protocol import state
@@ -50,9 +50,9 @@ def until(condition) -> None:
 class Child:
     """Another process, that wants to write to the same file."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, program: str = CHILD, *arguments: str):
         environment = {**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)}
-        self.process = subprocess.Popen([sys.executable, '-c', CHILD, path], stdin=subprocess.PIPE,
+        self.process = subprocess.Popen([sys.executable, '-c', program, path, *arguments], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, text=True, env=environment)
 
     def tell(self, what: str) -> None:
@@ -329,6 +329,42 @@ class Writers(TestCase):
             instance.tpc_finish(txn)
         instance, txn = self.voted(self.storage)
         instance.tpc_finish(txn)
+
+    def test_a_stopped_process_that_waits(self):
+        """It keeps its place in the order, and the lock is free: it costs the others a moment, once."""
+        program = textwrap.dedent("""\
+            import sys, relstore
+            from relstore.tests.test_protocol import commit, state
+            storage = relstore.RelStore(
+                relstore.SQLite(sys.argv[1]), keep_history=sys.argv[2] == 'True', commit_lock_timeout=60)
+            oid = storage.new_oid()
+            print('open', flush=True)
+            for line in sys.stdin:
+                print(commit(storage, (oid, bytes(8), state(1))).hex(), flush=True)
+                oid = storage.new_oid()
+            """)
+        child = Child(self.adapter().data_dir, program, str(self.keep_history))
+        self.addCleanup(child.end)
+        self.assertEqual(child.answer(), 'open')
+        self.storage.new_oid()
+        instance, txn = self.voted(self.storage)
+        child.tell('commit')
+        until(child.waits)
+        child.process.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        instance.tpc_finish(txn)
+        for _ in range(40):
+            instance, txn = self.voted(self.storage)
+            last = instance.tpc_finish(txn)
+            self.assertLess(time.monotonic() - began, 40 * STALLED)
+        child.process.send_signal(signal.SIGCONT)
+        self.assertGreater(bytes.fromhex(child.answer()), last)
+        until(lambda: self.queue._processes._coming is None)
+        instance, txn = self.voted(self.storage)    # in order again
+        child.tell('commit')
+        until(child.waits)
+        last = instance.tpc_finish(txn)
+        self.assertGreater(bytes.fromhex(child.answer()), last)
 
     def test_sixty_four_threads(self):
         """Each gets its share."""
