@@ -2,8 +2,10 @@
 
 A connection to a database in WAL mode holds a lock on one byte of main.sqlite3-shm as long as it is open. A relstore
 process holds one on a byte of writers.lock besides (queue.py), and takes it first. Who has the former and not the
-latter is a stranger: RelStorage, if it has its counter of oids open as well, or RelStorage's compiled modules loaded;
-else the program sqlite3, a backup, or a relstore of before.
+latter is a stranger. It is RelStorage if it has its counter of oids open as well; and that is opened with the first
+new oid, so also if RelStorage's compiled modules are loaded and it has the database open to write, but not
+writers.lock: relstore may have those modules loaded, and that file open but not locked. All others are the program
+sqlite3, a backup, a relstore that reads, or one of before.
 
 RelStorage and relstore must not write to one directory at once: RelStorage's connections cannot be told what relstore
 promises its own. A process that has ended, in whichever way, holds no locks: what it left behind keeps nobody out.
@@ -11,14 +13,18 @@ Processes of other containers are not seen.
 """
 from __future__ import annotations
 
+import logging
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from relstore.adapters.queue import PRESENT
+
+log = logging.getLogger('relstore')
 
 # In /proc/locks: how, the process, the file, and which bytes of it. Who waits for a lock is marked by an arrow.
 _LOCK = re.compile(r'\d+: POSIX +ADVISORY +(READ|WRITE) (\d+) (\S+) (\d+) (\d+)$')
@@ -65,19 +71,35 @@ class Neighbours:
         return here and here - self._holders('', PRESENT, 'READ', 'writers.lock') - {os.getpid()}
 
     def _holders(self, suffix: str, byte: int, how: str, name: str = '') -> set[int]:
-        path = self._path.with_name(name or self._path.name + suffix)
+        path = self._path.resolve()
+        path = path.with_name(name or path.name + suffix)
         return {pid for pid, kind, first, last in _locks(path) if kind == how and first <= byte <= last}
 
     def _is_relstorage(self, pid: int) -> bool:
         with suppress(OSError):         # it has ended, or is another user's
-            if _COMPILED.search(Path(f'/proc/{pid}/maps').read_text(errors='replace')):
+            files = list(_files(pid))
+            if self._is_among(files, 'oids.sqlite3'):
                 return True
-            oids = os.stat(self._path.with_name('oids.sqlite3'))
-            for file in os.listdir(f'/proc/{pid}/fd'):
-                with suppress(OSError):
-                    if os.path.samestat(os.stat(f'/proc/{pid}/fd/{file}'), oids):
-                        return True
+            if self._is_among([file for file in files if file[1]], '') and not self._is_among(files, 'writers.lock'):
+                return bool(_COMPILED.search(Path(f'/proc/{pid}/maps').read_text(errors='replace')))
         return False
+
+    def _is_among(self, files: list[tuple[os.stat_result, bool]], name: str) -> bool:
+        path = self._path.resolve()
+        with suppress(FileNotFoundError):
+            mine = os.stat(path.with_name(name or path.name))
+            return any(os.path.samestat(mine, status) for status, _ in files)
+        return False
+
+    def look_for_myself(self) -> None:
+        """Warn, once, where the locks of this process, which has the database open, are not listed."""
+        path = self._path.resolve()
+        shm = path.with_name(f'{path.name}-shm')
+        listed = Path('/proc/locks').exists() and shm.exists()
+        if listed and os.getpid() not in self._holders('-shm', OPEN, 'READ') and self._path not in _warned:
+            _warned.add(self._path)
+            log.warning('The locks on %s cannot be found in /proc/locks, by reason of its file system: whether '
+                        'RelStorage has the database open is not checked. It must not write to it now.', shm)
 
 
 def _locks(path: Path) -> Iterator[tuple[int, str, int, int]]:
@@ -95,7 +117,18 @@ def _locks(path: Path) -> Iterator[tuple[int, str, int, int]]:
                 yield int(lock[2]), lock[1], int(lock[4]), int(lock[5])
 
 
+def _files(pid: int) -> Iterator[tuple[os.stat_result, bool]]:
+    """Yield the files that a process has open, and whether to write."""
+    for number in os.listdir(f'/proc/{pid}/fd'):
+        with suppress(OSError):         # it is closed
+            file = f'/proc/{pid}/fd/{number}'
+            yield os.stat(file), bool(os.lstat(file).st_mode & stat.S_IWUSR)
+
+
 def _name(pid: int) -> str:
     with suppress(OSError):
         return Path(f'/proc/{pid}/comm').read_text(errors='replace').strip()
     return '?'
+
+
+_warned: set[Path] = set()

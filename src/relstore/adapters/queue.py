@@ -54,9 +54,9 @@ class Queue:
         self._waiting: deque[tuple[object, threading.Lock]] = deque()
         self._processes.after_fork()
 
-    def join(self) -> None:
-        """Be seen by others, as long as there is this queue."""
-        self._processes.join()
+    def join(self, writes: bool = True) -> None:
+        """Be seen by others, as long as there is this queue. Who reads only makes no file for that."""
+        self._processes.join(writes)
 
     def take(self, who: object, timeout: float, is_free: Callable[[], bool] | None = None) -> bool:
         """Wait up to `timeout` seconds for the turn of `who`; return whether it came.
@@ -131,6 +131,7 @@ class Processes:
     def __init__(self, path: Path):
         self._path = path
         self._file: int | None = None
+        self._readable: int | None = None       # the same file, where it cannot be written
         self._useless = False           # the file cannot be locked
         self.after_fork()
 
@@ -140,18 +141,25 @@ class Processes:
         self._present = False
 
     def __del__(self):
-        if self._file is not None:
-            os.close(self._file)
+        for file in self._file, self._readable:     # not one before the other: it would take all locks along
+            if file is not None:
+                os.close(file)
 
-    def join(self) -> None:
+    def join(self, writes: bool) -> None:
         with self._lock:
-            if not self._present and not self._useless:
-                self._present = True
-                try:
+            if self._present:
+                return
+            try:
+                if writes and not self._useless:
                     self._open()
-                    fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, PRESENT)
-                except OSError as e:
-                    self._do_without(e)
+            except OSError as e:
+                self._do_without(e)
+            with suppress(OSError):         # then neighbours.py tells by the files that are open
+                if self._file is None and self._readable is None:
+                    self._readable = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                file = self._readable if self._file is None else self._file
+                fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, PRESENT)
+                self._present = True
 
     def take(self, timeout: float, is_free: Callable[[], bool] | None = None) -> bool:
         """Wait up to `timeout` seconds; return whether the turn came.
@@ -277,7 +285,11 @@ _making = threading.Lock()
 
 
 def queue_of(path: Path) -> Queue:
-    """Return the queue of those who write to a file, the same for all in this process; it ends with its last user."""
+    """Return the queue of those who write to a file, the same for all in this process; it ends with its last user.
+
+    By whichever path: to close the file of the locks a second time would drop those of the first.
+    """
+    path = path.resolve()
     with _making:
         queue = _queues.get(path)
         if queue is None:

@@ -137,8 +137,7 @@ class SQLite(Adapter):
 
     def _open(self, path: Path) -> FileSession:
         queue = queue_of(path)
-        if not self.read_only:
-            queue.join()        # first: see neighbours.py
+        queue.join(writes=not self.read_only)       # first: see neighbours.py
         session = self._connected(FileSession, path, queue, self._file if path == self.path else None)
         try:
             for name, value in self._pragmas.items():
@@ -213,6 +212,8 @@ class SQLite(Adapter):
             Completion(self, session).run(create)
             if not self.read_only:
                 self._adopt_oids(session)
+                if path == self.path:
+                    self._neighbours.look_for_myself()
         finally:
             session.close()
 

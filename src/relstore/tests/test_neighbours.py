@@ -14,6 +14,7 @@ from persistent.mapping import PersistentMapping
 from ZODB.serialize import ObjectWriter
 from ZODB.utils import u64, z64
 
+from relstore import RelStore, SQLite
 from relstore.adapters import sqlite
 from relstore.adapters.neighbours import Neighbours
 from relstore.adapters.queue import PRESENT
@@ -44,6 +45,23 @@ RELSTORE = textwrap.dedent("""\
     storage = relstore.RelStore(relstore.SQLite(sys.argv[1]), keep_history=sys.argv[2] == 'True')
     for line in sys.stdin:
         print(storage.new_oid().hex(), flush=True)
+    """)
+READER = textwrap.dedent("""\
+    import sys, relstore
+    storage = relstore.RelStore(relstore.SQLite(sys.argv[1]), keep_history=sys.argv[2] == 'True', read_only=True)
+    instance = storage.new_instance()
+    for line in sys.stdin:
+        instance.poll_invalidations()
+        print(instance.lastTransaction().hex(), flush=True)
+    """)
+# Maps a file as the system maps RelStorage's modules, and goes on as another program.
+LOADED = textwrap.dedent("""\
+    import mmap, os, tempfile
+    directory = tempfile.TemporaryDirectory(prefix='relstore-')
+    os.mkdir(directory.name + '/relstorage')
+    with open(directory.name + '/relstorage/_inthashmap.cpython.so', 'w+b') as module:
+        module.truncate(4096)
+        mapped = mmap.mmap(module.fileno(), 4096)
     """)
 
 
@@ -106,6 +124,64 @@ class Beside(TestCase):
         self.open_storage().close()
         storage.new_oid()
         self.assertIn(os.getpid(), Neighbours(self.adapter().path)._holders('', PRESENT, 'READ', 'writers.lock'))
+
+    def test_a_reader_that_has_relstorage_loaded(self):
+        """It hinders nobody, also where the file of the locks is not there, which it does not make."""
+        locks = self.directory / 'writers.lock'
+        for there in True, False:
+            with self.subTest(there=there), closing(self.open_storage()) as storage:
+                if not there:
+                    storage.close()
+                    locks.unlink()
+                process = self.program(LOADED + READER)
+                last = self.ask(process, 'poll')
+                self.assertEqual(locks.exists(), there)
+                others = Neighbours(self.adapter().path)
+                self.assertEqual(len(others.strangers()), 0 if there else 1)
+                self.assertIsNone(others.relstorage())
+                with closing(self.open_storage()) as storage, patch.object(sqlite, 'LOOK_AGAIN', 0):
+                    commit(storage, (storage.new_oid(), z64, state(1)))
+                    self.assertGreater(self.ask(process, 'poll'), last)
+                process.kill()
+                process.wait()
+
+    def test_relstorage_before_its_first_oid(self):
+        process = self.program(LOADED + PROGRAM)
+        self.ask(process, 'wait')
+        with self.assertRaisesRegex(ConfigurationError, f'used by RelStorage, in the process {process.pid} '):
+            self.open_storage()
+
+    def test_relstore_that_cannot_lock(self):
+        """It writes to the database, and has RelStorage loaded."""
+        process = self.program(
+            'import fcntl, logging\n'
+            'logging.disable()\n'
+            'def lockf(*_): raise OSError(37, "No locks available")\n'
+            'fcntl.lockf = lockf\n' + LOADED + RELSTORE)
+        self.ask(process, 'oid')
+        others = Neighbours(self.adapter().path)
+        self.assertEqual(len(others.strangers()), 1)
+        self.assertIsNone(others.relstorage())
+
+    def test_two_paths_to_one_directory(self):
+        """What is closed by one takes no lock from the other."""
+        other = self.directory.with_name(f'{self.directory.name}-link')
+        other.symlink_to(self.directory)
+        self.addCleanup(other.unlink)
+        with closing(self.open_storage()) as storage:
+            RelStore(SQLite(str(other)), keep_history=self.keep_history).close()
+            self.assertIn(os.getpid(), Neighbours(other / 'main.sqlite3')._holders('', PRESENT, 'READ', 'writers.lock'))
+            process = self.program(RELSTORE)
+            self.ask(process, 'oid')
+            commit(storage, (storage.new_oid(), z64, state(1)))
+
+    def test_a_file_system_whose_locks_are_not_listed(self):
+        """It is said once. Such a file system has another device in /proc/locks than in stat()."""
+        with patch.object(os, 'minor', lambda device: 255), self.assertLogs('relstore', 'WARNING') as logged:
+            for _ in range(2):
+                self.open_storage().close()
+        self.assertEqual(len(logged.records), 1)
+        self.assertIn('main.sqlite3-shm cannot be found in /proc/locks', logged.output[0])
 
     def test_it_comes_later(self):
         """While relstore has the database open: no oid is given twice, and no vote passes."""
