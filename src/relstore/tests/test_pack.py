@@ -2490,7 +2490,8 @@ class ServerKilled(Suite):
             with self.subTest(step=step, message=messages[step]):
                 with suppress(Unavailable, Disconnected):
                     self.prepare_and_sweep(linked, control, kept, pack_time, tell)
-                self.assertGreater(next(told), step)
+                if step <= changes[-1]:     # after that there may be a message more or less
+                    self.assertGreater(next(told), step)
                 client = self.client()
                 self.assertLessEqual({linked.holder, control.holder}, reachable(self.site))
                 self.assertEqual(client.view.load(control.holder), (record(note='kept'), kept))
