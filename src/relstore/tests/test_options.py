@@ -193,8 +193,8 @@ class SectionTests(unittest.TestCase):
 
     def test_warns_once_for_each_option(self):
         with self.assertLogs('relstore', logging.WARNING) as logs:
-            Options.from_section(SimpleNamespace(blob_dir='x', replica_conf='y', shared_blob_dir=None))
-        self.assertEqual([record.args[0] for record in logs.records], ['blob-dir', 'replica-conf'])
+            Options.from_section(SimpleNamespace(blob_dir='x', replica_timeout='y', shared_blob_dir=None))
+        self.assertEqual([record.args[0] for record in logs.records], ['blob-dir', 'replica-timeout'])
 
     def test_can_be_read_without_warning(self):
         with self.assertNoLogs('relstore'):
