@@ -14,7 +14,7 @@ from relstore.tests.watch import Watch
 
 SECONDS_TO_RECOVER = 60
 GATE = 4711         # the key of an advisory lock
-DURABLE = ", pg_logical_emit_message(true, 'relstore', '')::text"
+DURABLE = ", pg_catalog.pg_logical_emit_message(true, 'relstore', '')::text"
 
 
 class Crashes:
