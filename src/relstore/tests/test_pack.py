@@ -709,6 +709,27 @@ class Relinked(Suite):
         for cluster in *clusters, changed:
             self.assertFalse(self.exists(cluster.one) or self.exists(cluster.two))
 
+    def test_by_one_who_has_not_polled_since(self):
+        """The list that its process knows is that of an earlier pack."""
+        old = self.client()
+        cluster, control = self.clusters(2)
+        old.begin()
+        self.pack(pack_time=time.time() - 1000)
+        old.link(cluster.holder, cluster.one)
+        self.client(self.storage).link(cluster.holder)
+        self.pack(pack_time=self.later(self.client()))
+        self.assertTrue(self.exists(cluster.one))
+        self.assertFalse(self.exists(control.one))
+
+    def test_by_one_that_was_aborted_before(self):
+        client = self.client()
+        cluster, control = self.marked(2)
+        client.view.tpc_abort(client.begin().vote((cluster.holder, record(cluster.one))))
+        self.relink(client, cluster)
+        self.pack(pack_time=self.later(client))
+        self.assertTrue(self.exists(cluster.one))
+        self.assertFalse(self.exists(control.one))
+
     def test_too_many_to_be_kept_in_mind(self):
         """Then each vote asks."""
         with patch.object(marks, 'KEPT', 3):
