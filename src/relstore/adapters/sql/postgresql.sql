@@ -387,7 +387,8 @@ ORDER BY w.number
 SELECT current_user
 
 -- What is wrong with what has a name of ours, as (what is wrong, what it is, whose): its owner, see ownership.py; or it is
--- a function, and none of that name takes these types. Or that functions of others hide those of the server.
+-- a function, and none of that name takes these types, which a setting (quote_all_identifiers) puts in quotes. Or that
+-- functions of others hide those of the server.
 -- name: strangers
 WITH space AS (SELECT n.oid, n.nspowner FROM pg_namespace n WHERE n.nspname = ?),
      ours AS (SELECT ?::name[] AS names),
@@ -416,7 +417,7 @@ SELECT 'types', p.proname::text || '(' || pg_catalog.oidvectortypes(p.proargtype
 FROM unnest(?::name[], ?::text[]) w (name, types) CROSS JOIN space
      JOIN pg_proc p ON p.pronamespace = space.oid AND p.proname = w.name
 WHERE NOT EXISTS (SELECT FROM pg_proc o WHERE o.pronamespace = space.oid AND o.proname = w.name
-                      AND pg_catalog.oidvectortypes(o.proargtypes) = w.types)
+                      AND pg_catalog.replace(pg_catalog.oidvectortypes(o.proargtypes), '"'::text, ''::text) = w.types)
 UNION ALL
 SELECT 'path', p.first::text, NULL
 FROM (SELECT s.name AS first FROM pg_catalog.unnest(pg_catalog.current_schemas(true)) WITH ORDINALITY s (name, number)
