@@ -304,7 +304,11 @@ class Pooled(Suite):
         self.copy_half()
         self.copy()
         self.assertComplete()
+
+    def test_interrupted_and_packed(self):
+        self.copy_half()
         self.pack()
+        self.assertGone()
         with self.assertRaisesRegex(StorageError, EMPTY):
             self.copy()
 
