@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from unittest import TestCase
 
 from psycopg2.extensions import make_dsn, parse_dsn
@@ -398,9 +397,10 @@ class Expired(Suite):
     """The server ends those that are idle for too long."""
 
     def _expire(self, sessions: Iterable[Session]) -> None:
-        settings = ['wait_timeout = 1'] if isinstance(self, MySQLBackend) else [
-            "idle_session_timeout = '20ms'", "idle_in_transaction_session_timeout = '20ms'"]
-        for session, setting in product(sessions, settings):
+        for session in sessions:        # by one statement: it may strike before another one comes
+            setting = ('wait_timeout = 1' if isinstance(self, MySQLBackend) else
+                       "idle_in_transaction_session_timeout = '20ms'" if session.in_transaction else
+                       "idle_session_timeout = '20ms'")
             session.run(f'SET SESSION {setting}')
         self.watch.until(lambda: not self.watch.connections())
 
