@@ -191,7 +191,9 @@ class Usage(SQLiteHistoryPreserving, Refs):
 
 class Killed(SQLiteHistoryPreserving, Refs):
 
-    CODE = 'import sys; from relstore.cli.main import main; sys.exit(main())'
+    # Whoever runs the tests in the background of a shell has them ignore interrupts, and what they start.
+    CODE = ('import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); '
+            'from relstore.cli.main import main; sys.exit(main())')
 
     def store(self, count):
         """Store objects in a row whose references are not known."""

@@ -383,7 +383,7 @@ class Suite(unittest.TestCase):
     def test_reasons_name_statements(self):
         """Lists of exceptions do not outlive what they except."""
         names = {name for name, _ in self.sql} | {
-            'zap', 'delete_transactions', 'marks', 'unstage', 'next_revisions'}
+            'zap', 'delete_transactions', 'marks', 'unstage', 'next_revisions', 'strangers'}
         self.assertLessEqual(SCANS.keys() | NOT_MEASURED.keys(), names)
 
 
