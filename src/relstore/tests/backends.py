@@ -21,6 +21,7 @@ from psycopg2.extensions import make_dsn
 
 import relstore
 from relstore.session import Session
+from relstore.tests import overdue
 from relstore.tests.proxy import CuttingProxy
 from relstore.tests.servers import MariaDBLayer, MySQLLayer, PgBouncerLayer, PostgreSQLLayer, cannot_run
 from relstore.tests.watch import AnyWatch, MySQLWatch, Watch
@@ -28,6 +29,10 @@ from relstore.tests.watch import AnyWatch, MySQLWatch, Watch
 
 class Backend:
     keep_history = True
+
+    def setUp(self):
+        overdue.limit(self)
+        super().setUp()
 
     def adapter(self, name: str = 'main') -> relstore.adapters.base.Adapter:
         raise NotImplementedError
