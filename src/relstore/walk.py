@@ -23,7 +23,7 @@ from ZODB.POSException import ConflictError, StorageError
 from ZODB.utils import p64, u64
 
 from relstore.adapters.base import MAX_TID, Adapter
-from relstore.errors import Unavailable
+from relstore.errors import Disconnected, Unavailable
 from relstore.halves import Halves
 from relstore.session import Result, Session
 
@@ -44,14 +44,12 @@ class Walk:
     """
 
     def __init__(self, adapter: Adapter):
-        session = adapter.connect()
         try:
-            self.tid = adapter.begin_snapshot(session)
-        except BaseException:
-            session.close()
-            raise
-        self._session, self._lock = session, threading.Lock()
-        self._end = weakref.finalize(self, _close, session)
+            self._session, self.tid = _begin(adapter)
+        except Disconnected:            # nothing was read yet, so another one serves
+            self._session, self.tid = _begin(adapter)
+        self._lock = threading.Lock()
+        self._end = weakref.finalize(self, _close, self._session)
         self._lost: Exception | None = None
         self._users, self._counting = 1, threading.Lock()       # never held for long
         self.used = time.monotonic()        # when, for the last time
@@ -102,6 +100,16 @@ class Walk:
         if self._session.pid == os.getpid():
             with self._lock:
                 self._end()
+
+
+def _begin(adapter: Adapter) -> tuple[Session, int]:
+    """Return a session with a snapshot, and the newest tid in it."""
+    session = adapter.connect()
+    try:
+        return session, adapter.begin_snapshot(session)
+    except BaseException:
+        _close(session)
+        raise
 
 
 def _lost(error: Exception) -> Unavailable:

@@ -220,6 +220,10 @@ def _connect_sqlite(sqlite3: ModuleType, path: str, timeout: float):
     return sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False, uri=True)
 
 
+# MariaDB and MySQL make decimals of unsigned numbers beside others, as RelStorage's tids are. None has a fraction.
+WHOLE_NUMBERS = {246: int}      # FIELD_TYPE.NEWDECIMAL
+
+
 @cache
 def _mysqlclient_connection(connections: ModuleType) -> type:
     class Connection(connections.Connection):
@@ -261,8 +265,9 @@ def _connect_mysqlclient(MySQLdb: ModuleType, settings: Mapping):
         # So written the client library would look for a socket, and ignore the port. It is the name in a certificate.
         settings |= {'host': 'LOCALHOST'}
     tls = {'ssl_mode': mode.upper()} if mode else {}
+    conversions = importlib.import_module('MySQLdb.converters').conversions | WHOLE_NUMBERS
     connection = _mysqlclient_connection(importlib.import_module('MySQLdb.connections'))(
-        autocommit=True, binary_prefix=True, **settings, **tls, **({'ssl': files} if files else {}))
+        autocommit=True, binary_prefix=True, conv=conversions, **settings, **tls, **({'ssl': files} if files else {}))
     connection.server_thread = connection.thread_id()
     if mode == 'required' and not _is_encrypted(connection):
         connection.close()
@@ -292,7 +297,9 @@ def _connect_pymysql(pymysql: ModuleType, settings: Mapping):
             tls = {'ssl': _tls_context(mode, files)}
         else:
             tls = {'ssl_disabled': mode == 'disabled' or 'unix_socket' in settings and not told}
-        return pymysql.connect(autocommit=True, binary_prefix=True, client_flag=flag, **settings, **tls)
+        conversions = importlib.import_module('pymysql.converters').conversions | WHOLE_NUMBERS
+        return pymysql.connect(autocommit=True, binary_prefix=True, client_flag=flag, conv=conversions, **settings,
+                               **tls)
     except (AttributeError, KeyError) as e:
         raise ConfigurationError(f"PyMySQL does not know the charset {settings['charset']}") from e
     except (RuntimeError, ValueError, NotImplementedError, OSError) as e:

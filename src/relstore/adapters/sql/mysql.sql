@@ -376,6 +376,10 @@ INSERT IGNORE INTO {relstore_refs} (zoid, tid, refs) VALUES (?, ?, ?)
 INSERT INTO {relstore_refs} (zoid, tid, refs) VALUES (?, ?, ?)
 ON DUPLICATE KEY UPDATE tid = VALUES(tid), refs = VALUES(refs)
 
+-- RelStorage's tids of transactions are unsigned, and so is what is subtracted from them.
+-- name: tell_deletion [hp]
+UPDATE {relstore_sweep} SET generation = -1 - CAST((SELECT max(tid) FROM {transaction}) AS SIGNED) WHERE generation <= 0
+
 -- name: pack_swept
 UPDATE {relstore_pack} p, {relstore_sweep} s SET p.progress = 'swept', p.number = s.number,
     p.objects = (SELECT count(*) FROM {relstore_garbage} g WHERE g.generation = ? AND g.goes = 2) WHERE p.generation = ?
