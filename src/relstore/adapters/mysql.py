@@ -82,6 +82,7 @@ class MySQL(Adapter):
     space = ('There is room for what is stored from now on. OPTIMIZE TABLE object_state gives it back to the disk; it '
              'needs as much again meanwhile.')
     largest_state = 2 ** 32 - 1     # the packet is smaller: see `stage`
+    finish_waits = True
     site_locks = {
         'refs': Lock('object_state', 'an exclusive metadata lock', 'everybody', True),
         'blob_chunk': Lock('object_state', 'an exclusive metadata lock, for the reference', 'everybody', True)}
@@ -335,6 +336,23 @@ class MySQL(Adapter):
 
     def vote_holders(self, session: Session) -> str:
         return self._holder(session, SOME_OBJECTS)
+
+    def finish_holders(self, session: Session, ticket: list) -> str:
+        """Or what it waits for: who holds a lock not everybody may see, but each user what his own connections do."""
+        _, _, connection, epoch, _ = ticket
+        if _server(session.epoch or '') != _server(epoch):
+            return ''       # there the number is somebody else's
+        who = 'another transaction'
+        try:
+            holders = session.all(self.sql.blockers, (connection,))
+        except NotAllowed:
+            holders, who = [], 'a transaction that this user may not see'
+        if holders:
+            return ', '.join(_connection(row) if row[0] else 'a prepared transaction' for row in holders)
+        with suppress(DatabaseError):       # MySQL 9.7 cannot show what a connection does that is sending bytes
+            for state, in session.all(self.sql.waits_for, (connection,)):
+                return f'what the server calls "{state}"' if state else who
+        return ''
 
     def epoch(self, session: Session) -> str:
         """There is always a row: without a value, where the table is empty."""

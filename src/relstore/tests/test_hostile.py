@@ -19,6 +19,7 @@ from relstore.adapters.ownership import functions
 from relstore.errors import ConfigurationError
 from relstore.tests.backends import (
     PGBOUNCER,
+    THOROUGH,
     Psycopg2HistoryFree,
     Psycopg2HistoryPreserving,
     Psycopg3HistoryFree,
@@ -138,107 +139,48 @@ def function(name, types, result):
 
 
 class Hostile(unittest.TestCase):
-    _planted: set = set()
+    # Has mallory made something in the database at first?
+    planted = False
+    # Servers that have a database to copy where mallory has: it is some thousand statements.
+    _prepared: set = set()
 
     def setUp(self):
         super().setUp()
         server, name = self.layer.server, f'hostile_{"hp" if self.keep_history else "hf"}'
-        self._direct = server.create_database(name)
+        if self.planted and server not in self._prepared:
+            with closing(self._made('hostile_planted')) as watch:
+                self._plant(watch)
+            self._prepared.add(server)
+        self.watch = self._made(name, 'hostile_planted' if self.planted else None)
+        self._direct = server.dsn(name)
         self.addCleanup(server.drop_database, name)
-        self.watch = Watch(self._direct)
         self.addCleanup(self.watch.close)
-        if not self.watch.rows("SELECT 1 FROM pg_roles WHERE rolname = 'mallory'"):
-            self.watch.rows('CREATE ROLE mallory')
-        self.watch.rows('GRANT CREATE ON SCHEMA public TO mallory')
 
-    def plant(self):
+    def _made(self, name, template=None):
+        """Return a connection to a new database, where mallory may create objects."""
+        watch = Watch(self.layer.server.create_database(name, template=template))
+        if not watch.rows("SELECT 1 FROM pg_roles WHERE rolname = 'mallory'"):
+            watch.rows('CREATE ROLE mallory')
+        watch.rows('GRANT CREATE ON SCHEMA public TO mallory')
+        return watch
+
+    @staticmethod
+    def _plant(watch):
         names = set().union(*(re.findall(r'\b([a-z_]\w*)\(', text) for text in texts().values())) | {'cardinality'}
-        self.watch.rows('SET ROLE mallory')
-        rows = self.watch.rows(
+        watch.rows('SET ROLE mallory')
+        rows = watch.rows(
             "SELECT proname, CASE WHEN pronargs = 0 THEN '{}' ELSE "
             "(SELECT array_agg(format_type(t, NULL) ORDER BY n) FROM unnest(proargtypes) WITH ORDINALITY a (t, n)) "
             "END, pg_get_function_result(oid) FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace "
             "AND proname = ANY (%s::text[]) AND prorettype <> 'internal'::regtype AND pronargs <= 6 "
             "AND 'internal'::regtype <> ALL (proargtypes::oid[])", sorted(names))
         statements = list(planted([(name, tuple(types), result) for name, types, result in rows if result]))
-        self.watch.rows(';\n'.join(statements))
-        self.watch.rows('RESET ROLE')
+        watch.rows(';\n'.join(statements))
 
     def opened(self):
         bouncer = getattr(self.layer, 'bouncer', None)
         dsn = bouncer.dsn(self._direct) if bouncer else self._direct
         return relstore.RelStore(relstore.PostgreSQL(dsn, driver=self.driver), keep_history=self.keep_history)
-
-    def told(self):
-        return self.watch.one('SELECT is_called FROM public.tells')
-
-    def test_nothing_of_others_is_called(self):
-        self.plant()
-        pooled = getattr(self.layer, 'bouncer', None) is not None
-        storage = self.opened()
-        self.use(storage)
-        if not pooled:
-            storage.pack(1e10, referencesf)
-        storage.zap_all()
-        storage.close()
-        with closing(self.opened()) as storage:
-            storage._adapter.message_size = 1000        # what is larger is sent ahead
-            self.use(storage)
-            if not pooled:
-                adapter, session = storage._adapter, storage.database.adapter.connect()
-                with closing(session):
-                    adapter.vote_holders(session)
-                    adapter.table_holders(session, 'object_state', True)
-                    adapter.size(session)
-                    adapter.estimated_count(session)
-        self.assertFalse(self.told())
-
-    def test_nothing_of_others_is_called_by_all_that_a_storage_does(self):
-        self.plant()
-        exercise(self.opened, packs=not hasattr(self.layer, 'bouncer'))
-        self.assertFalse(self.told())
-
-    def test_no_statement_means_what_others_have_made(self):
-        """Whether or not a statement comes to call it: who may not call a function cannot begin a plan that does."""
-        self.plant()
-        self.watch.rows('REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA public FROM PUBLIC')
-        with closing(self.opened()) as storage:
-            texts = [text for _, text in storage._adapter.sql]
-        if not self.watch.rows("SELECT 1 FROM pg_roles WHERE rolname = 'site'"):
-            self.watch.rows('CREATE ROLE site')
-        self.watch.rows('GRANT ALL ON ALL TABLES IN SCHEMA public TO site; '
-                        'GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO site')
-        self.watch.rows('SET ROLE site; SET plan_cache_mode = force_generic_plan')
-        with self.assertRaisesRegex(Exception, 'permission denied for function'):
-            self.watch.rows("EXPLAIN SELECT * FROM (SELECT zoid FROM public.object_state WHERE false) o "
-                            "WHERE ARRAY[zoid] <> '{}'")
-        count = 0
-        for text in texts:
-            for statement in parts(text):
-                if explains(statement) and 'pg_temp' not in statement:
-                    first, *rest = statement.split('?')
-                    with self.subTest(statement):
-                        self.watch.rows(f'PREPARE a AS {first}' + ''.join(f'${n}{t}' for n, t in enumerate(rest, 1)))
-                        nulls = ', '.join(['NULL'] * len(rest))
-                        self.watch.rows(f'EXPLAIN EXECUTE a ({nulls})' if nulls else 'EXPLAIN EXECUTE a')
-                        self.watch.rows('DEALLOCATE a')
-                        count += 1
-        self.assertGreater(count, 80)
-
-    def test_settings_of_vote_reach_finish(self):
-        """A function with a search path of its own may set something else until the end of the transaction."""
-        with closing(self.opened()) as storage:
-            sql = storage._adapter.sql
-            vote = dict(sql)['vote'].partition(';')[2]
-            nothing = ['x', '1000', None, False, 0] + 7 * ['{}']
-            self.watch.rows('BEGIN')
-            self.watch.rows("SET statement_timeout = '1h'; SET search_path = public")
-            self.watch.rows(vote.replace('?', '%s'), *nothing)
-            self.assertEqual(
-                [self.watch.one(f'SHOW {name}') for name in ('statement_timeout', 'lock_timeout', 'plan_cache_mode',
-                                                             'enable_seqscan', 'search_path')],
-                ['0', '1s', 'force_generic_plan', 'off', 'public'])
-            self.watch.rows('ROLLBACK')
 
     def use(self, storage):
         db = DB(storage.new_instance())
@@ -266,14 +208,94 @@ class Hostile(unittest.TestCase):
         for _ in range(40):
             storage.new_oid()
 
+
+class Called(Hostile):
+    planted = True
+
+    def told(self):
+        return self.watch.one('SELECT is_called FROM public.tells')
+
+    def test_nothing_of_others_is_called(self):
+        pooled = getattr(self.layer, 'bouncer', None) is not None
+        storage = self.opened()
+        self.use(storage)
+        if not pooled:
+            storage.pack(1e10, referencesf)
+        storage.zap_all()
+        storage.close()
+        with closing(self.opened()) as storage:
+            storage._adapter.message_size = 1000        # what is larger is sent ahead
+            self.use(storage)
+            if not pooled:
+                adapter, session = storage._adapter, storage.database.adapter.connect()
+                with closing(session):
+                    adapter.vote_holders(session)
+                    adapter.table_holders(session, 'object_state', True)
+                    adapter.size(session)
+                    adapter.estimated_count(session)
+        self.assertFalse(self.told())
+
+    def test_nothing_of_others_is_called_by_all_that_a_storage_does(self):
+        exercise(self.opened, packs=not hasattr(self.layer, 'bouncer'))
+        self.assertFalse(self.told())
+
+
+class Meant(Hostile):
+    """What depends on the text of statements alone."""
+    planted = True
+
+    def test_no_statement_means_what_others_have_made(self):
+        """Whether or not a statement comes to call it: who may not call a function cannot begin a plan that does."""
+        self.watch.rows('REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA public FROM PUBLIC')
+        with closing(self.opened()) as storage:
+            texts = [text for _, text in storage._adapter.sql]
+        if not self.watch.rows("SELECT 1 FROM pg_roles WHERE rolname = 'site'"):
+            self.watch.rows('CREATE ROLE site')
+        self.watch.rows('GRANT ALL ON ALL TABLES IN SCHEMA public TO site; '
+                        'GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO site')
+        self.watch.rows('SET ROLE site; SET plan_cache_mode = force_generic_plan')
+        with self.assertRaisesRegex(Exception, 'permission denied for function'):
+            self.watch.rows("EXPLAIN SELECT * FROM (SELECT zoid FROM public.object_state WHERE false) o "
+                            "WHERE ARRAY[zoid] <> '{}'")
+        count = 0
+        for text in texts:
+            for statement in parts(text):
+                if explains(statement) and 'pg_temp' not in statement:
+                    first, *rest = statement.split('?')
+                    with self.subTest(statement):
+                        self.watch.rows(f'PREPARE a AS {first}' + ''.join(f'${n}{t}' for n, t in enumerate(rest, 1)))
+                        nulls = ', '.join(['NULL'] * len(rest))
+                        self.watch.rows(f'EXPLAIN EXECUTE a ({nulls})' if nulls else 'EXPLAIN EXECUTE a')
+                        self.watch.rows('DEALLOCATE a')
+                        count += 1
+        self.assertGreater(count, 80)
+
     def test_control(self):
         """What relstore and RelStorage once asked in each commit calls mallory's functions."""
-        self.plant()
         for sql in ("SELECT cardinality('{1}'::bigint[])", "SELECT '{1}'::bigint[] <> '{}'",
                     "SELECT unnest('{1}'::bigint[])", "SELECT 'a'::text || 1::oid", 'SELECT array_agg(1::bigint)'):
             with self.subTest(sql), self.assertRaisesRegex(Exception, 'mallory was called'):
                 self.watch.rows(sql)
-        self.assertTrue(self.told())
+        self.assertTrue(self.watch.one('SELECT is_called FROM public.tells'))
+
+
+class Refused(Hostile):
+    """What others have made that has the name of ours. And what a function sets."""
+
+    def test_settings_of_vote_reach_finish(self):
+        """A function with a search path of its own may set something else until the end of the transaction."""
+        with closing(self.opened()) as storage:
+            sql = storage._adapter.sql
+            vote = dict(sql)['vote'].partition(';')[2]
+            nothing = ['x', '1000', None, False, 0] + 7 * ['{}']
+            self.watch.rows('BEGIN')
+            self.watch.rows("SET statement_timeout = '1h'; SET search_path = public")
+            self.watch.rows(vote.replace('?', '%s'), *nothing)
+            self.assertEqual(
+                [self.watch.one(f'SHOW {name}') for name in ('statement_timeout', 'lock_timeout', 'plan_cache_mode',
+                                                             'enable_seqscan', 'search_path')],
+                ['0', '1s', 'force_generic_plan', 'off', 'public'])
+            self.watch.rows('ROLLBACK')
 
     def refused(self, *words):
         for _ in range(2):
@@ -338,5 +360,8 @@ class Hostile(unittest.TestCase):
         self.refused('search path', 'begins with public')
 
 
-cases(globals(), Hostile, backends=DIRECT + PGBOUNCER)
-del Hostile
+cases(globals(), Called, backends=DIRECT + PGBOUNCER)
+cases(globals(), Meant, backends=DIRECT[:2])
+# Drivers and poolers differ in how they begin a session, and each needs one test of that in each mode at most.
+cases(globals(), Refused, backends=DIRECT + PGBOUNCER if THOROUGH else (DIRECT[0], DIRECT[3], PGBOUNCER[1]))
+del Hostile, Called, Meant, Refused

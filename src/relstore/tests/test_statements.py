@@ -239,6 +239,8 @@ PARAMETERS_OF_MYSQL = {
     'look_at_reads': lambda s: (len(s.oids), s.oids, s.oids),
     'lock_free': lambda s: (s.oids, s.oids),
     'lock_holders': lambda s: (str(s.oid),),
+    'blockers': lambda s: (1,),
+    'waits_for': lambda s: (1,),
     'unfinished': lambda s: (1,),
     'current_states': lambda s: (s.oids,),
     'stage': lambda s: (s.oid, s.tid, '0' * 32, 3, b'abc', b'', None),

@@ -13,6 +13,7 @@ class AnyWatch:
 
     doing = ''          # SQL: what the connections to this database do
     others = ''         # SQL: the pids of those that are not ours
+    pid = ''            # SQL: our own
     outcome_is_asked = ''       # SQL: whether somebody asks what became of a commit, or did so last
     a_moment = ''       # SQL: wait 2 ms
 
@@ -87,6 +88,7 @@ class Watch(AnyWatch):
     doing = ('SELECT pid, state, wait_event, left(query, 60) FROM pg_stat_activity WHERE datname = current_database()')
     others = ("SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
               "AND backend_type = 'client backend'")
+    pid = 'SELECT pg_backend_pid()'
     outcome_is_asked = ("EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() "
                         "AND query LIKE '%pg_xact_status(%' AND pid <> pg_backend_pid())")
     a_moment = 'SELECT pg_sleep(0.002)'
@@ -136,6 +138,7 @@ class MySQLWatch(AnyWatch):
 
     doing = 'SELECT id, command, state, left(info, 200) FROM information_schema.processlist WHERE db = DATABASE()'
     others = 'SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()'
+    pid = 'SELECT CONNECTION_ID()'
     outcome_is_asked = ("EXISTS (SELECT 1 FROM information_schema.processlist WHERE db = DATABASE() "
                         "AND info LIKE 'SELECT tid FROM relstore_commit%FOR UPDATE' AND id <> CONNECTION_ID())")
     a_moment = 'DO SLEEP(0.002)'

@@ -205,6 +205,24 @@ WHERE l.object_schema = DATABASE() AND l.object_name = '{current}' AND l.index_n
     AND l.lock_data = ? AND l.lock_status = 'GRANTED' AND t.processlist_id <> CONNECTION_ID()
 ORDER BY e.timer_wait DESC LIMIT 1
 
+-- Who has the row that a connection waits for in this moment; those who wait themselves come last. A prepared
+-- transaction has no connection. Not everybody may see this.
+-- name: blockers
+SELECT h.processlist_id, h.processlist_user, h.processlist_host,
+    CAST(max(e.timer_wait) DIV 1000000000000 AS SIGNED) AS seconds
+FROM performance_schema.threads t JOIN performance_schema.data_lock_waits w ON w.requesting_thread_id = t.thread_id
+    JOIN performance_schema.data_locks l ON l.engine_lock_id = w.blocking_engine_lock_id
+    LEFT JOIN performance_schema.threads h ON h.thread_id = w.blocking_thread_id
+    LEFT JOIN performance_schema.events_transactions_current e ON e.thread_id = h.thread_id AND e.state = 'ACTIVE'
+WHERE t.processlist_id = ?
+GROUP BY h.processlist_id, h.processlist_user, h.processlist_host
+ORDER BY min(l.lock_status), seconds DESC LIMIT 3
+
+-- What a connection has waited for, for a second; an empty text for the commit lock: to take that takes no time else.
+-- name: waits_for
+SELECT CASE WHEN state LIKE 'Waiting for %' THEN state ELSE '' END FROM information_schema.processlist
+WHERE id = ? AND time >= 1 AND (state LIKE 'Waiting for %' OR info LIKE '%FROM {commit_row_lock} FOR UPDATE')
+
 -- A vote writes tid 0, and finish the tid.
 -- name: unfinished
 SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;

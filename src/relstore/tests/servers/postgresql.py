@@ -49,12 +49,16 @@ class PostgreSQLDatabases:
 
     prefix = ''  # of the names there
 
-    def create_database(self, name: str, encoding: str = 'UTF8') -> str:
-        """Create an empty database and return its DSN. A name that is taken is an error."""
+    def create_database(self, name: str, encoding: str = 'UTF8', template: str | None = None) -> str:
+        """Create a database and return its DSN. A name that is taken is an error.
+
+        It is empty, or a copy of one that create_database() made and nobody is connected to.
+        """
         with closing(self._connect()) as connection, connection.cursor() as cursor:
             cursor.execute('SELECT pg_advisory_lock(%s)', (CREATE_DATABASE_LOCK,))
             name_there = quote_ident(self.prefix + name, cursor)
-            cursor.execute(f"CREATE DATABASE {name_there} ENCODING '{encoding}' TEMPLATE template0")
+            template_there = quote_ident(self.prefix + template, cursor) if template else 'template0'
+            cursor.execute(f"CREATE DATABASE {name_there} ENCODING '{encoding}' TEMPLATE {template_there}")
         return self.dsn(name)
 
     def drop_database(self, name: str) -> None:
@@ -170,8 +174,8 @@ class StagingPostgreSQL(PostgreSQLDatabases):
         for name in list(self.created):
             self.drop_database(name)
 
-    def create_database(self, name: str, encoding: str = 'UTF8') -> str:
-        dsn = super().create_database(name)
+    def create_database(self, name: str, encoding: str = 'UTF8', template: str | None = None) -> str:
+        dsn = super().create_database(name, encoding, template)
         self.created.add(name)
         return dsn
 
