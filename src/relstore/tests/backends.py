@@ -131,12 +131,15 @@ class PostgreSQLBackend(ServerBackend):
         server = self.layer.server
         database = f'{name}_{"hp" if self.keep_history else "hf"}'
         if (server, database) not in self._databases:
-            server.create_database(database)
+            self._create(database)
             self._databases.add((server, database))
         elif name not in self._emptied:
             self._empty(server.dsn(database))
         self._emptied.add(name)
         return server.dsn(database)
+
+    def _create(self, database: str) -> None:
+        self.layer.server.create_database(database)
 
     def _empty(self, dsn: str) -> None:
         with closing(Watch(dsn)) as watch:
@@ -187,7 +190,7 @@ class MySQLBackend(ServerBackend):
         """Return the arguments of a database that was emptied when this test first named it."""
         server, database = self.layer.server, self._database(name)
         if (server, database) not in self._databases:
-            server.create_database(database)
+            self._create(database)
             self._databases.add((server, database))
         elif name not in self._emptied:
             self._empty(server, database)
@@ -211,6 +214,9 @@ class MySQLBackend(ServerBackend):
 
     def _database(self, name: str) -> str:
         return f'{name}_{"hp" if self.keep_history else "hf"}'
+
+    def _create(self, database: str) -> None:
+        self.layer.server.create_database(database)
 
     def _empty(self, server, database: str) -> None:
         server.disconnect(database)     # whatever an earlier test left open would hold locks
