@@ -1,4 +1,4 @@
-"""The databases that a suite runs on as a user who has just the GRANTs that are told: to run a site, or to pack as well.
+"""The databases that a suite runs on as a user who has just the GRANTs that are told: to run a site, or to pack too.
 
 Another role has made the tables, with the GRANTs for that, and the administrator empties them. Mix these into a test
 case, as those of backends.py.

@@ -7,6 +7,7 @@ import re
 import unittest
 from contextlib import closing
 from importlib.resources import files
+from pathlib import Path
 
 import transaction
 from persistent.mapping import PersistentMapping
@@ -26,6 +27,8 @@ from relstore.tests.backends import (
     cases,
 )
 from relstore.tests.exercise import exercise
+from relstore.tests.servers import cannot_run
+from relstore.tests.test_relstorage import PYTHON, Peer
 from relstore.tests.test_statements import explains, parts
 from relstore.tests.watch import Watch
 
@@ -134,10 +137,11 @@ def variants(types):
 def function(name, types, result):
     told = f'{name}({", ".join(types)})'
     return (f'CREATE FUNCTION public."{name}"({", ".join(types)}) RETURNS {result} LANGUAGE plpgsql AS $f$ BEGIN '
-            f"PERFORM pg_catalog.nextval('public.tells'); RAISE 'mallory was called: {told}'; END $f$")
+            f"PERFORM pg_catalog.nextval('public.tells'); "
+            f"RAISE 'mallory was called by %: {told}', current_user; END $f$")
 
 
-class Hostile(unittest.TestCase):
+class Planted(unittest.TestCase):
     _planted: set = set()
 
     def setUp(self):
@@ -171,6 +175,56 @@ class Hostile(unittest.TestCase):
 
     def told(self):
         return self.watch.one('SELECT is_called FROM public.tells')
+
+    def use(self, storage):
+        db = DB(storage.new_instance())
+        with db.transaction() as connection:
+            connection.root()['a'] = PersistentMapping(b='c' * 20_000)
+            for n in range(20):
+                connection.root()[n] = PersistentMapping(n=n)
+        for n in range(3):
+            with db.transaction() as connection:
+                connection.root()[n]['n'] = 'm'
+                connection.root()['a']['b'] = str(n) * 20_000
+                connection.readCurrent(connection.root()['a'])
+                connection.root()[f'more {n}'] = PersistentMapping()
+        with db.transaction() as connection:
+            connection.prefetch(list(connection.root().values()))
+            self.assertEqual(connection.root()['a']['b'], '2' * 20_000)
+            del connection.root()[5]
+        if self.keep_history:
+            [newest, *_] = db.undoLog(0, 2)
+            db.undo(newest['id'])
+            transaction.commit()
+            self.assertTrue(db.history(p64(0), 3))
+        self.assertGreater(sum(len(list(records)) for records in storage.iterator()), 20)
+        self.assertTrue(len(storage) and storage.getSize() and storage.load(p64(0)))
+        for _ in range(40):
+            storage.new_oid()
+
+
+class Control(Planted):
+    """In the same database, among the same objects of mallory, RelStorage calls one with its own rights."""
+
+    def test_relstorage(self):
+        if not Path(PYTHON).exists():
+            cannot_run(self, f'There is no RelStorage: no {PYTHON} (make .venv-bench/made)', excused=True)
+        peer = Peer()
+        self.addCleanup(peer.end)
+        self.assertRegex(peer.ask('version'), r'^4\.')
+        peer.ask('open', where={'dsn': self._direct}, keep_history=self.keep_history)
+        self.plant()
+        with self.assertRaisesRegex(AssertionError, f'mallory was called by {self.watch.one("SELECT current_user")}:'):
+            peer.ask('create')
+        peer.ask('close')       # and with it what its transactions lock
+        self.assertTrue(self.told())
+        self.watch.rows("SELECT pg_catalog.setval('public.tells', 1, false)")
+        with closing(self.opened()) as storage:
+            self.use(storage)
+        self.assertFalse(self.told())
+
+
+class Hostile(Planted):
 
     def test_nothing_of_others_is_called(self):
         self.plant()
@@ -239,32 +293,6 @@ class Hostile(unittest.TestCase):
                                                              'enable_seqscan', 'search_path')],
                 ['0', '1s', 'force_generic_plan', 'off', 'public'])
             self.watch.rows('ROLLBACK')
-
-    def use(self, storage):
-        db = DB(storage.new_instance())
-        with db.transaction() as connection:
-            connection.root()['a'] = PersistentMapping(b='c' * 20_000)
-            for n in range(20):
-                connection.root()[n] = PersistentMapping(n=n)
-        for n in range(3):
-            with db.transaction() as connection:
-                connection.root()[n]['n'] = 'm'
-                connection.root()['a']['b'] = str(n) * 20_000
-                connection.readCurrent(connection.root()['a'])
-                connection.root()[f'more {n}'] = PersistentMapping()
-        with db.transaction() as connection:
-            connection.prefetch(list(connection.root().values()))
-            self.assertEqual(connection.root()['a']['b'], '2' * 20_000)
-            del connection.root()[5]
-        if self.keep_history:
-            [newest, *_] = db.undoLog(0, 2)
-            db.undo(newest['id'])
-            transaction.commit()
-            self.assertTrue(db.history(p64(0), 3))
-        self.assertGreater(sum(len(list(records)) for records in storage.iterator()), 20)
-        self.assertTrue(len(storage) and storage.getSize() and storage.load(p64(0)))
-        for _ in range(40):
-            storage.new_oid()
 
     def test_control(self):
         """What relstore and RelStorage once asked in each commit calls mallory's functions."""
@@ -339,4 +367,5 @@ class Hostile(unittest.TestCase):
 
 
 cases(globals(), Hostile, backends=DIRECT + PGBOUNCER)
-del Hostile
+cases(globals(), Control, backends=DIRECT[:2])
+del Planted, Control, Hostile
