@@ -68,7 +68,6 @@ class Transaction:
         self._deleted: set[int] = set()     # by a collector outside: see `_look_at_deletions`
         self._session: Session | None = None
         self._ticket: list = []
-        self.sweep_state = 0, 0         # as the vote has seen it
         self._generation = database.cache.generation
         self._highest = 0       # the largest oid that is new here and was not issued here
         self._left: Iterable = []       # the batches that are left for finish
@@ -156,6 +155,8 @@ class Transaction:
                                 self.metadata.extension_bytes, self._packed)
         verdict = self._verdict()
         self._refuse(verdict)
+        if self._tid is not None:
+            self._database.whole.look(self._session, self._epoch, verdict.sweeps)
         resolved = self._resolve_conflicts(verdict.conflicts)
         self._database.blobs.refuse_change(self._session, self._spool.blobs, self._spool.deleted)
         links = Links(self._database, self._session, self._spool, self._refused)
@@ -164,7 +165,7 @@ class Transaction:
             self._look_at_deletions(links)
         if self._database.marks is not None:
             self._taken = self._database.marks.take_off(self._session, verdict.sweeps, verdict.sweeping, links)
-        self._ticket, self.sweep_state = verdict.ticket, (verdict.sweeps, verdict.sweeping)
+        self._ticket = verdict.ticket
         self._reserve_oids()
         if self._sent:
             self._adapter.send_again(self._session, self._batches(resolved))
