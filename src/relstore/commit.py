@@ -24,7 +24,7 @@ from relstore.errors import (
     StorageError,
     Unavailable,
 )
-from relstore.links import Links
+from relstore.links import Links, is_in_any
 from relstore.session import Session
 from relstore.spool import Spool
 
@@ -61,7 +61,7 @@ class Transaction:
         self.metadata = metadata
         self.phase = OPEN
         self._epoch, self._sweeps = database.epoch_of(generation), database.sweeps_of(began)
-        self._at, self._refused, self._tid, self._packed = at, refused, tid, packed
+        self._at, self._view, self._refused, self._tid, self._packed = at, generation, refused, tid, packed
         self._record: Metadata | None = None
         self._spool = Spool(database.untransform, digest=self._adapter.keep_history)
         self._reads: dict[int, int] = {}
@@ -285,7 +285,22 @@ class Transaction:
                                   or self._refused and not self._refused.isdisjoint(links.linked)):
             swept = None
         if verdict.sweeping or swept != []:
-            links.look(verdict.sweeping, swept)
+            links.look(verdict.sweeping, swept, lambda oid: self._may_have_seen(oid, verdict))
+
+    def _may_have_seen(self, oid: int, verdict: Verdict) -> bool:
+        """Whether the view may have shown an object that is not there now, so that a younger one helps.
+
+        RelStorage leaves no trace of what it removes; during a sweep a deletion does not either.
+        """
+        if self._at is None or self._at < verdict.deleted or verdict.sweeping or self._adapter.may_lag:
+            return True
+        swept = self._database.swept(self._database.sweeps_of(self._view), verdict.sweeps)
+        if swept is None or is_in_any(swept, oid) or not self._adapter.writes_alone(self._session):
+            return True
+        if not self._adapter.keep_history:
+            return False
+        before = self._adapter.load_before(self._session, oid, self._at + 1)
+        return before is not None and before[0] is not None     # its creation was undone since
 
     def _look_at_deletions(self, links: Links) -> None:
         """An outside collector deletes what it takes for garbage. See that nobody has linked that since its view.
