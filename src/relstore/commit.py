@@ -24,7 +24,7 @@ from relstore.errors import (
     StorageError,
     Unavailable,
 )
-from relstore.links import Links
+from relstore.links import Links, is_in_any
 from relstore.session import Session
 from relstore.spool import Spool
 
@@ -61,14 +61,13 @@ class Transaction:
         self.metadata = metadata
         self.phase = OPEN
         self._epoch, self._sweeps = database.epoch_of(generation), database.sweeps_of(began)
-        self._at, self._refused, self._tid, self._packed = at, refused, tid, packed
+        self._at, self._view, self._refused, self._tid, self._packed = at, generation, refused, tid, packed
         self._record: Metadata | None = None
         self._spool = Spool(database.untransform, digest=self._adapter.keep_history)
         self._reads: dict[int, int] = {}
         self._deleted: set[int] = set()     # by a collector outside: see `_look_at_deletions`
         self._session: Session | None = None
         self._ticket: list = []
-        self.sweep_state = 0, 0         # as the vote has seen it
         self._generation = database.cache.generation
         self._highest = 0       # the largest oid that is new here and was not issued here
         self._left: Iterable = []       # the batches that are left for finish
@@ -156,6 +155,8 @@ class Transaction:
                                 self.metadata.extension_bytes, self._packed)
         verdict = self._verdict()
         self._refuse(verdict)
+        if self._tid is not None:
+            self._database.whole.look(self._session, self._epoch, verdict.sweeps)
         resolved = self._resolve_conflicts(verdict.conflicts)
         self._database.blobs.refuse_change(self._session, self._spool.blobs, self._spool.deleted)
         links = Links(self._database, self._session, self._spool, self._refused)
@@ -164,7 +165,7 @@ class Transaction:
             self._look_at_deletions(links)
         if self._database.marks is not None:
             self._taken = self._database.marks.take_off(self._session, verdict.sweeps, verdict.sweeping, links)
-        self._ticket, self.sweep_state = verdict.ticket, (verdict.sweeps, verdict.sweeping)
+        self._ticket = verdict.ticket
         self._reserve_oids()
         if self._sent:
             self._adapter.send_again(self._session, self._batches(resolved))
@@ -284,7 +285,22 @@ class Transaction:
                                   or self._refused and not self._refused.isdisjoint(links.linked)):
             swept = None
         if verdict.sweeping or swept != []:
-            links.look(verdict.sweeping, swept)
+            links.look(verdict.sweeping, swept, lambda oid: self._may_have_seen(oid, verdict))
+
+    def _may_have_seen(self, oid: int, verdict: Verdict) -> bool:
+        """Whether the view may have shown an object that is not there now, so that a younger one helps.
+
+        RelStorage leaves no trace of what it removes; during a sweep a deletion does not either.
+        """
+        if self._at is None or self._at < verdict.deleted or verdict.sweeping or self._adapter.may_lag:
+            return True
+        swept = self._database.swept(self._database.sweeps_of(self._view), verdict.sweeps)
+        if swept is None or is_in_any(swept, oid) or not self._adapter.writes_alone(self._session):
+            return True
+        if not self._adapter.keep_history:
+            return False
+        before = self._adapter.load_before(self._session, oid, self._at + 1)
+        return before is not None and before[0] is not None     # its creation was undone since
 
     def _look_at_deletions(self, links: Links) -> None:
         """An outside collector deletes what it takes for garbage. See that nobody has linked that since its view.

@@ -26,6 +26,7 @@ from relstore.readahead import Counts
 from relstore.session import Session, SessionPool
 from relstore.tier import Tier
 from relstore.warmstart import WarmStart
+from relstore.whole import Wholeness
 
 log = logging.getLogger('relstore')
 
@@ -54,6 +55,7 @@ class Database:
         self.marks = None if adapter.keep_history or options.read_only else Marks(adapter)
         self.conflicts = Conflicts()
         self.finishing = Finishing(adapter)
+        self.whole = Wholeness(adapter)
         self.memcached: Memcached | None = None
         self.tier: Tier | None = None           # what the processes that share memcached have loaded
         self.counter: CommitCounter | None = None       # of their commits

@@ -44,20 +44,21 @@ class Links:
     def _revisions(self) -> Revisions:
         return Revisions(self._database, Report(), lambda what, done, total: None)
 
-    def look(self, sweeping: int, swept: Sequence[Sequence[int]] | None) -> None:
+    def look(self, sweeping: int, swept: Sequence[Sequence[int]] | None, may_have_seen: Callable[[int], bool]) -> None:
         """Refuse new links to what is being removed, or is not there.
 
         sweeping: the generation of a sweep that is under way; 0: none is. swept: what was removed since the connection
-        began, each list in order; None: it is not known. An object that is being removed may not be changed either.
+        began, each list in order; None: it is not known. may_have_seen: whether the view may have shown an object that
+        is not there now. An object that is being removed may not be changed either.
         """
         if sweeping:
             self._refuse_what_goes(sweeping)
         missing = self.linked - self.changed
+        error = partial(self._not_there, may_have_seen)
         if swept is None:
-            self._look_up(missing, partial(self._adapter.missing, self._session), self._not_there)
+            self._look_up(missing, partial(self._adapter.missing, self._session), error)
         else:
-            self._look_up(missing, lambda oids: [oid for oid in oids if any(_is_in(some, oid) for some in swept)],
-                          self._not_there)
+            self._look_up(missing, lambda oids: [oid for oid in oids if is_in_any(swept, oid)], error)
 
     def _refuse_what_goes(self, sweeping: int) -> None:
         try:
@@ -108,15 +109,19 @@ class Links:
         return ConflictError(f'The object {oid:#x}, which this transaction changes or refers to, was not referred to '
                              'by anything, and is removed by a pack', oid=p64(oid))
 
-    def _not_there(self, oid: int) -> Exception:
-        """A younger view usually does not find what a pack has removed. To try once more is of no use."""
+    def _not_there(self, may_have_seen: Callable[[int], bool], oid: int) -> Exception:
+        """A younger view usually does not find what was removed since. Where this one did not either, none will.
+
+        Nor will another one after that; but it may not be looked at then, if not for what is remembered here.
+        """
         message = (f'The object {oid:#x}, to which this transaction adds a reference, is not there: a pack has removed '
                    'it, or it was deleted, or it was missing before')
-        if oid in self._refused:
-            return StorageError(f'{message}.')
+        refused_before = oid in self._refused
         if len(self._refused) >= REMEMBERED:
             self._refused.clear()
         self._refused.add(oid)
+        if refused_before or not may_have_seen(oid):
+            return StorageError(f'{message}.')
         self._database.conflicts.conflict(oid, '', resolved=False)
         return ConflictError(message, oid=p64(oid))
 
@@ -153,6 +158,11 @@ class Links:
             rows = self._adapter.current_revisions(self._session, some)
             for oid, _, refs, *_ in self._revisions.complete(rows, self._session):
                 yield oid, unpack(refs or b'')
+
+
+def is_in_any(lists: Iterable[Sequence[int]], oid: int) -> bool:
+    """Whether an object is in one of these lists of oids, each in order."""
+    return any(_is_in(oids, oid) for oids in lists)
 
 
 def _is_in(oids: Sequence[int], oid: int) -> bool:

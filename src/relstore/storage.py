@@ -521,7 +521,7 @@ class RelStore(UndoLogCompatible):
         if that could not be prevented to the end: copy again. StorageError if nothing can be added to what is here.
         """
         self._check_writable()
-        with transfer.guarded(self._adapter, lambda: self._txn.sweep_state) as guard:
+        with transfer.guarded(self._adapter) as guard:
             transfer.copy_transactions(other, self, guard, progress)
 
     # Administration -----------------------------------------------------------------------------------------------

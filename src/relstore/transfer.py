@@ -3,13 +3,10 @@
 What is garbage in the destination a transaction of the source that is still to come may link again. So no pack may
 remove garbage from when a copy begins until it has all, also where it is interrupted or goes on a year later:
 
-* Meanwhile a session holds the lock of packs. It is used every few seconds, and when all is done: if it has died a
-  pack may have begun.
-* Each vote says how many packs have swept, and whether one does. None begins between a vote and its finish, so what a
-  transaction links was not removed before it. That holds through a pooler, too, where there is no such lock.
-* `whole` in relstore_meta says that nothing was ever removed as garbage: the number of the last sweep as of which that
-  is so. Without it, nothing is added to what is there. RelStorage leaves no trace of its packs, so it is forgotten
-  where RelStorage may write.
+* Meanwhile a session holds the lock of packs, those of RelStorage too. It is used every few seconds, and when all is
+  done: if it has died a pack may have begun.
+* Nothing is added to a database that is not whole: see whole.py. It is looked at before the source is read, and by each
+  vote. That holds through a pooler, too, where there is no such lock.
 """
 import logging
 import time
@@ -24,6 +21,7 @@ from ZODB.utils import p64, u64
 from relstore.adapters.base import Adapter
 from relstore.errors import StorageError, Unavailable
 from relstore.session import Session
+from relstore.whole import not_whole
 
 log = logging.getLogger('relstore')
 
@@ -34,13 +32,10 @@ Progress = Callable[[bytes, int, int], None]
 
 
 class Guard:
-    """Sees to it that nothing is removed from a database while it is copied into.
+    """Sees to it that nothing is removed from a database while it is copied into."""
 
-    voted: returns what the last vote of the copy has said of sweeps, as Adapter.sweep_state does.
-    """
-
-    def __init__(self, adapter: Adapter, session: Session, voted: Callable[[], tuple[int, int]]):
-        self._adapter, self._session, self._voted = adapter, session, voted
+    def __init__(self, adapter: Adapter, session: Session):
+        self._adapter, self._session = adapter, session
         self._has_lock = adapter.keep_packs_out(session, 'copy into it afterwards')
         self._sweeps, self._used = adapter.sweep_state(session), time.monotonic()
 
@@ -49,9 +44,7 @@ class Guard:
         if is_empty:
             self._adapter.say_whole(self._session)
         elif not self._adapter.is_whole(self._session):
-            raise StorageError(
-                f'{self._adapter} may have been packed with garbage collection, and what that has removed a later '
-                'transaction of the source may refer to; copy into an empty database (zap_all empties this one).')
+            raise not_whole(self._adapter)
 
     def look(self) -> None:
         """Use the session, if it was not for some time."""
@@ -67,24 +60,17 @@ class Guard:
         except StorageError as e:
             raise Unavailable(f'The connection that kept packs out of {self._adapter} was lost, so what was copied may '
                               f'lack something; copy again, which goes on if nothing was removed. {e}') from e
-        self._compare(sweeps)
-
-    def voted(self) -> None:
-        """See that until this vote nothing was removed."""
-        self._compare(self._voted())
-
-    def _compare(self, sweeps: tuple[int, int]) -> None:
         if sweeps != self._sweeps:
             raise StorageError(f'{self._adapter} was packed or emptied while it was copied into, so what was copied '
                                'may lack something; copy into an empty database (zap_all empties this one).')
 
 
 @contextmanager
-def guarded(adapter: Adapter, voted: Callable[[], tuple[int, int]]) -> Iterator[Guard]:
+def guarded(adapter: Adapter) -> Iterator[Guard]:
     """Keep packs out of a database."""
     session = adapter.connect()
     try:
-        yield Guard(adapter, session, voted)
+        yield Guard(adapter, session)
     finally:
         with suppress(Unavailable):     # closing a dead connection
             session.close()
@@ -123,7 +109,6 @@ def copy_transactions(source, destination: IStorageRestoreable, guard: Guard, pr
                     size += len(record.data or b'')
                     blobs += is_blob_record(record.data)
                 destination.tpc_vote(transaction)
-                guard.voted()
                 guard.look()
                 destination.tpc_finish(transaction)
             except BaseException:

@@ -135,10 +135,13 @@ class PostgreSQLBackend(ServerBackend):
             database = None
         if database is None:
             database = f'{name}_{mode}_{len(self._databases)}'
-            server.create_database(database)
+            self._create(database)
             self._databases[server, name, mode] = database
         self._emptied.add(name)
         return server.dsn(database)
+
+    def _create(self, database: str) -> None:
+        self.layer.server.create_database(database)
 
     def _empty(self, dsn: str) -> bool:
         """Empty a database. False if one of an earlier test's threads connects to it again and again: leave it that."""
@@ -193,7 +196,7 @@ class MySQLBackend(ServerBackend):
         """Return the arguments of a database that was emptied when this test first named it."""
         server, database = self.layer.server, self._database(name)
         if (server, database) not in self._databases:
-            server.create_database(database)
+            self._create(database)
             self._databases.add((server, database))
         elif name not in self._emptied:
             self._empty(server, database)
@@ -217,6 +220,9 @@ class MySQLBackend(ServerBackend):
 
     def _database(self, name: str) -> str:
         return f'{name}_{"hp" if self.keep_history else "hf"}'
+
+    def _create(self, database: str) -> None:
+        self.layer.server.create_database(database)
 
     def _empty(self, server, database: str) -> None:
         server.disconnect(database)     # whatever an earlier test left open would hold locks

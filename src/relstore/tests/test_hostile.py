@@ -7,6 +7,7 @@ import re
 import unittest
 from contextlib import closing
 from importlib.resources import files
+from pathlib import Path
 
 import transaction
 from persistent.mapping import PersistentMapping
@@ -27,6 +28,8 @@ from relstore.tests.backends import (
     cases,
 )
 from relstore.tests.exercise import exercise
+from relstore.tests.servers import cannot_run
+from relstore.tests.test_relstorage import PYTHON, Peer
 from relstore.tests.test_statements import explains, parts
 from relstore.tests.watch import Watch
 
@@ -135,7 +138,8 @@ def variants(types):
 def function(name, types, result):
     told = f'{name}({", ".join(types)})'
     return (f'CREATE FUNCTION public."{name}"({", ".join(types)}) RETURNS {result} LANGUAGE plpgsql AS $f$ BEGIN '
-            f"PERFORM pg_catalog.nextval('public.tells'); RAISE 'mallory was called: {told}'; END $f$")
+            f"PERFORM pg_catalog.nextval('public.tells'); "
+            f"RAISE 'mallory was called by %: {told}', current_user; END $f$")
 
 
 class Hostile(unittest.TestCase):
@@ -176,6 +180,10 @@ class Hostile(unittest.TestCase):
             "AND 'internal'::regtype <> ALL (proargtypes::oid[])", sorted(names))
         statements = list(planted([(name, tuple(types), result) for name, types, result in rows if result]))
         watch.rows(';\n'.join(statements))
+        watch.rows('RESET ROLE')
+
+    def told(self):
+        return self.watch.one('SELECT is_called FROM public.tells')
 
     def opened(self):
         bouncer = getattr(self.layer, 'bouncer', None)
@@ -209,11 +217,29 @@ class Hostile(unittest.TestCase):
             storage.new_oid()
 
 
+class Control(Hostile):
+    """In the same database, among the same objects of mallory, RelStorage calls one with its own rights."""
+
+    def test_relstorage(self):
+        if not Path(PYTHON).exists():
+            cannot_run(self, f'There is no RelStorage: no {PYTHON} (make .venv-bench/made)', excused=True)
+        peer = Peer()
+        self.addCleanup(peer.end)
+        self.assertRegex(peer.ask('version'), r'^4\.')
+        peer.ask('open', where={'dsn': self._direct}, keep_history=self.keep_history)
+        self._plant(self.watch)
+        with self.assertRaisesRegex(AssertionError, f'mallory was called by {self.watch.one("SELECT current_user")}:'):
+            peer.ask('create')
+        peer.ask('close')       # and with it what its transactions lock
+        self.assertTrue(self.told())
+        self.watch.rows("SELECT pg_catalog.setval('public.tells', 1, false)")
+        with closing(self.opened()) as storage:
+            self.use(storage)
+        self.assertFalse(self.told())
+
+
 class Called(Hostile):
     planted = True
-
-    def told(self):
-        return self.watch.one('SELECT is_called FROM public.tells')
 
     def test_nothing_of_others_is_called(self):
         pooled = getattr(self.layer, 'bouncer', None) is not None
@@ -364,4 +390,5 @@ cases(globals(), Called, backends=DIRECT + PGBOUNCER)
 cases(globals(), Meant, backends=DIRECT[:2])
 # Drivers and poolers differ in how they begin a session, and each needs one test of that in each mode at most.
 cases(globals(), Refused, backends=DIRECT + PGBOUNCER if THOROUGH else (DIRECT[0], DIRECT[3], PGBOUNCER[1]))
-del Hostile, Called, Meant, Refused
+cases(globals(), Control, backends=DIRECT[:2])
+del Hostile, Control, Called, Meant, Refused

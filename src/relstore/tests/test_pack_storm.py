@@ -18,7 +18,7 @@ from contextlib import closing, suppress
 from unittest import TestCase
 from unittest.mock import patch
 
-from ZODB.POSException import ConflictError, POSKeyError, UndoError
+from ZODB.POSException import ConflictError, POSKeyError, StorageError, UndoError
 from ZODB.utils import u64, z64
 
 import relstore
@@ -79,6 +79,11 @@ class Writer:
             self.done[what] += 1
         except (ConflictError, POSKeyError, UndoError, LockTimeout, Unavailable) as e:
             self.done[type(e).__name__] += 1
+            client.begin()
+        except StorageError as e:
+            if 'is not there' not in str(e):        # what it knows is gone, and no view will have it
+                raise
+            self.done['gone'] += 1
             client.begin()
 
     def _link(self, client: Client) -> None:

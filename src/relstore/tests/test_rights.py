@@ -25,6 +25,7 @@ from relstore.adapters.rights import PACK, READ, RUN
 from relstore.cli import main
 from relstore.errors import LockTimeout, NotAllowed
 from relstore.tests.backends import THOROUGH
+from relstore.tests.granted import statements
 from relstore.tests.servers import require_postgresql
 from relstore.tests.test_bad_input import (
     OwnMariaDBLayer,
@@ -255,10 +256,7 @@ class Suite:
 
     def statements(self, *purposes):
         """Return the GRANTs for these."""
-        text = self.configured().grants(SITE, self.user_as_sql, self.owner_as_sql)
-        parts = dict(zip((rights.CREATE, *rights.PURPOSES), text.split('\n\n'), strict=True))
-        lines = [line for purpose in purposes for line in parts[purpose].splitlines() if not line.startswith('--')]
-        return [statement for statement in '\n'.join(lines).split(';') if statement.strip()]
+        return statements(self.configured().grants(SITE, self.user_as_sql, self.owner_as_sql), *purposes)
 
     def grant(self, *purposes):
         for statement in self.statements(*purposes):

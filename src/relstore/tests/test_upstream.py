@@ -1,4 +1,6 @@
-"""ZODB's own test suites, unmodified, on every database and history mode, with every driver."""
+"""ZODB's own test suites, unmodified, on every database and history mode, with every driver; and once on each server
+as a user who has just the rights that are told.
+"""
 import re
 import unittest
 
@@ -29,6 +31,7 @@ from relstore.tests.backends import (
     SQLiteHistoryFree,
     cases,
 )
+from relstore.tests.granted import RUNNING, RUNNING_AND_PACKING
 from relstore.tests.servers import MemcachedServer, require_memcached
 
 #: Tests that ask of a history-free storage what it is made not to have: reason -> names, without test or check at the
@@ -66,7 +69,7 @@ class Suite(StorageTestBase.StorageTestBase):
         return self.open_storage()
 
 
-class Storage(
+class Running(
         Suite,
         BasicStorage.BasicStorage,
         ConflictResolution.ConflictResolvingStorage,
@@ -75,11 +78,18 @@ class Storage(
         IteratorStorage.ExtendedIteratorStorage,
         MTStorage.MTStorage,
         MVCCTests,
-        PackableStorage.PackableStorage,
         PersistentStorage.PersistentStorage,
         ReadOnlyStorage.ReadOnlyStorage,
         RevisionStorage.RevisionStorage,
         Synchronization.SynchronizedStorage):
+    """What packs nothing."""
+
+
+class Storage(Running, PackableStorage.PackableStorage):
+    pass
+
+
+class Packing(Suite, PackableStorage.PackableStorage):
     pass
 
 
@@ -136,7 +146,10 @@ class Recovery(Suite, RecoveryStorage.RecoveryStorage):
 CASES = [*cases(globals(), Storage, Recovery), *cases(globals(), Undo, backends=HISTORY_PRESERVING),
          *cases(globals(), Pooled, backends=PGBOUNCER[::3]),
          *cases(globals(), Shared, backends=(SQLiteHistoryFree, Psycopg2HistoryPreserving)),
-         *cases(globals(), Shared, backends=(Psycopg2HistoryFree,) if THOROUGH else ())]
+         *cases(globals(), Shared, backends=(Psycopg2HistoryFree,) if THOROUGH else ()),
+         *cases(globals(), Running, backends=RUNNING),
+         *cases(globals(), Packing, Recovery, backends=RUNNING_AND_PACKING),
+         *cases(globals(), Undo, backends=RUNNING_AND_PACKING[:1])]
 
 
 def test_suite():
