@@ -234,6 +234,24 @@ class Refilled(Restored):
                 session.many(f'INSERT INTO {adapter._tables[table]} ({columns}) VALUES ({values})', rows)
                 meanwhile()
 
+    def test_opened_after_what_is_lost_was_committed(self):
+        """Of that process nothing has changed since: what was newest when it was opened tells."""
+        dump = self.dump()
+        self.first.write(a=2)
+        app = self.application()
+        self.assertEqual(app.read(), {'a': 2, 'b': 1})
+        self.restore(dump)
+        self.application().write(e=3)
+        self.assertEqual(app.read(), {'a': 1, 'b': 1, 'e': 3})
+
+    def test_opened_after_what_is_lost_was_committed_and_commits(self):
+        dump = self.dump()
+        self.first.write(a=2)
+        app = self.application()
+        with self.deriving(app):
+            self.restore(dump)
+            self.application().write(e=3)
+        self.assertEqual(app.read(), {'a': 1, 'b': 1, 'e': 3})
 
     def test_what_was_prepared_is_refused(self):
         """The list is that of a state in which other objects were garbage."""
