@@ -3,6 +3,7 @@
 Another process commits before they ask again. Whoever asks then sees nothing but the restored state and what was
 committed since, is told that everything may have changed, and cannot commit what it has derived from what is gone.
 """
+import gc
 import os
 import shutil
 import sqlite3
@@ -10,9 +11,9 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from unittest import TestCase
+from unittest import TestCase, skipUnless
 from unittest.mock import patch
 
 from transaction import TransactionManager
@@ -502,6 +503,33 @@ class Renamed(SQLiteBackup, TellsByEpoch):
         self.assertEqual(new.read(), {'a': 1, 'b': 1, 'c': 5, 'd': 6})
         with closing(sqlite3.connect(self.path)) as connection:
             self.assertEqual(connection.execute('PRAGMA integrity_check').fetchall(), [('ok',)])
+
+    @skipUnless(Path('/proc/self/fd').exists(), 'Linux alone lists what a process has open')
+    def test_a_connection_to_the_old_one_is_never_closed(self):
+        """Some versions of SQLite would remove the log of the new one. It keeps nothing locked."""
+        adapter = self.first.storage._adapter
+        session, other = adapter.connect(), adapter.connect()
+        opened = self.opened()
+        adapter.connect().close()
+        self.assertEqual(self.opened(), opened)
+        session.begin_write(adapter.sql.begin_write, 0)
+        os.replace(self.dump(), self.path)
+        opened = self.opened()
+        session.close()
+        self.assertTrue(session.broken)
+        other.begin_write(adapter.sql.begin_write, 0)
+        other.close()
+        del session, other
+        gc.collect()
+        self.assertEqual(self.opened(), opened)
+
+    def opened(self) -> int:
+        """Return how often this process has a log open: each connection has its own, and closes it at once."""
+        found = 0
+        for name in os.listdir('/proc/self/fd'):
+            with suppress(FileNotFoundError):       # of the list itself
+                found += os.readlink(f'/proc/self/fd/{name}').startswith(f'{self.path}-wal')
+        return found
 
     def test_with_a_log_that_was_made_anew(self):
         """As it is when the last connection was closed: for a large transaction, or with others after a fault."""
