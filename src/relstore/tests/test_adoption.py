@@ -167,7 +167,7 @@ class OnSQLite(AdoptedSQLite, Suite):
         """RelStorage does not give these, nor the others of their block."""
         storage = self.opened()
         for oid in 80_001, 160_000, 240_015:
-            commit(storage, lambda txn, oid=p64(oid): storage.store(oid, z64, b'', '', txn))
+            commit(storage, lambda txn, oid=oid: storage.store(p64(oid), z64, b'', '', txn))
             self.assertGreaterEqual(16 * self.counter(), oid)
             self.assertLess(16 * self.counter(), oid + 16)
 

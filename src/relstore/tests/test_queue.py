@@ -23,6 +23,7 @@ from relstore.adapters.queue import STALLED, Queue, queue_of
 from relstore.adapters.sqlite import BUSY_TIMEOUT
 from relstore.errors import LockTimeout
 from relstore.tests.backends import SQLiteHistoryFree, SQLiteHistoryPreserving, cases
+from relstore.tests.patience import until
 from relstore.tests.test_protocol import state
 
 PATIENCE = 60   # seconds
@@ -40,13 +41,6 @@ CHILD = textwrap.dedent("""\
         queue.end(me)
         print('ended', flush=True)
     """)
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, 'it does not come'
-        time.sleep(0.001)
 
 
 class Child:

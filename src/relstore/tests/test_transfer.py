@@ -24,6 +24,7 @@ from relstore.tests.backends import (
     cases,
 )
 from relstore.tests.commands import Commands
+from relstore.tests.patience import within
 
 EMPTY = 'copy into an empty database'
 
@@ -372,7 +373,7 @@ class Slow(Suite):
         with closing(storage._adapter.connect()) as other:
             def wait():
                 with self.assertRaises(StorageError):
-                    while True:
+                    for _ in within('the server ends an idle session'):
                         time.sleep(1.5)
                         other.all('SELECT 1')
             self.copy(None, None, None, wait, storage=storage)
