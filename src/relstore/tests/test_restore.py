@@ -656,6 +656,15 @@ class OneObject(TestCase):
         self.assertConflict(self.change, self.tid)
         self.assertConflict(self.read, self.tid)
 
+    def test_that_is_removed(self):
+        """By a pack, say: no revision is left."""
+        self.view._end_snapshot()
+        with self.other._pool.session() as session:
+            for table in ('current_object', 'object_state') if self.keep_history else ('object_state',):
+                session.run(f'DELETE FROM {table} WHERE zoid = {u64(self.oid)}')
+        self.assertConflict(self.change, self.tid)
+        self.assertConflict(self.read, self.tid)
+
     def test_based_on_what_never_was(self):
         """Whatever a caller says: a tid before the newest, or after it."""
         for base in p64(u64(self.tid) + 1), p64(u64(self.storage.lastTransaction()) + 1):
