@@ -61,12 +61,11 @@ class FileSession(Session):
         began = time.monotonic()
         self.run(IMPATIENT)
         try:
-            in_turn = self._queue.take(self, timeout, lambda: self._is_free(begin))
+            self._queue.take(self, timeout, lambda: self._is_free(begin))
             while True:
                 try:
                     self.run(begin)
-                    if not in_turn:
-                        self._queue.seize(self)
+                    self._queue.seize(self)
                     return time.monotonic() - began
                 except LockTimeout:
                     if time.monotonic() > began + timeout:

@@ -76,7 +76,7 @@ class Queue:
         return False
 
     def seize(self, who: object) -> None:
-        """Say that `who` has got the lock out of turn. Whose turn it was may have forgotten to end it."""
+        """Say that `who` has got the lock, in turn or not. Whose turn it was may have forgotten to end it."""
         with self._lock:
             self._holder = who
 

@@ -133,6 +133,49 @@ class OnSQLite(AdoptedSQLite, Suite):
         self.assertGreater(oid, self.largest)
         self.assertGreaterEqual(16 * self.counter(), oid)
 
+    def test_counter_of_relstorage_falls_behind(self):
+        """As where a backup of it takes its place, between two processes of ours."""
+        storage = self.opened()
+        oid = max(u64(storage.new_oid()) for _ in range(100))
+        storage.close()
+        self.set_counter(2)
+        self.opened().close()
+        self.assertGreaterEqual(16 * self.counter(), oid)
+
+    def test_counter_of_relstorage_was_ahead_and_is_gone(self):
+        """Ours counts on from there: whether that was ahead when we came, or came to be while we were there."""
+        self.set_counter(10_000)
+        self.opened().close()
+        self.assertGreater(self.first_without_counter(), 160_000)
+        storage = self.opened()
+        self.set_counter(20_000)
+        self.assertGreater(max(u64(storage.new_oid()) for _ in range(50)), 320_000)
+        storage.close()
+        self.assertGreater(self.first_without_counter(), 320_000)
+
+    def first_without_counter(self):
+        """Return the first oid that is given where RelStorage's counter is not there."""
+        path = self.directory / 'oids.sqlite3'
+        aside = path.rename(path.with_suffix('.aside'))
+        storage = self.opened()
+        oid = u64(storage.new_oid())
+        storage.close()
+        aside.rename(path)
+        return oid
+
+    def test_objects_that_bring_their_oids_along(self):
+        """RelStorage does not give these, nor the others of their block."""
+        storage = self.opened()
+        for oid in 80_001, 160_000, 240_015:
+            commit(storage, lambda txn, oid=oid: storage.store(p64(oid), z64, b'', '', txn))
+            self.assertGreaterEqual(16 * self.counter(), oid)
+            self.assertLess(16 * self.counter(), oid + 16)
+
+    def test_relstorage_makes_its_counter(self):
+        """The file is there, and no table in it yet."""
+        (self.directory / 'oids.sqlite3').write_bytes(b'')
+        self.assertGreater(u64(self.opened().new_oid()), self.largest)
+
     def test_counter_of_relstorage_is_gone(self):
         """As after a backup of main.sqlite3 alone."""
         (self.directory / 'oids.sqlite3').unlink()

@@ -2,6 +2,8 @@
 import importlib.util
 import threading
 import unittest
+from contextlib import closing
+from unittest import mock
 
 import transaction
 import ZODB
@@ -25,6 +27,7 @@ from relstore.tests.backends import (
     cases,
 )
 from relstore.tests.servers import cannot_run
+from relstore.tests.test_protocol import commit, state
 from relstore.tests.test_storage import minimal
 
 PATIENCE = 60       # seconds
@@ -166,6 +169,26 @@ class Changes(unittest.TestCase):
         self.assertEqual(self.changes._pool.lent, 0)
         one.close()
         other.close()
+
+    def test_new_objects_are_not_looked_for(self):
+        asked, current_tid = [], self.changes._adapter.current_tid
+
+        def ask(session, oid):
+            asked.append(oid)
+            return current_tid(session, oid)
+
+        with mock.patch.object(self.changes._adapter, 'current_tid', ask), self.db.transaction() as connection:
+            connection.root()['new'] = PersistentMapping()
+        self.assertEqual(asked, [0])
+
+    def test_a_storage_that_has_no_base(self):
+        """A change of what is not there is a conflict: it was removed, or it is of another database."""
+        with closing(self.open_storage('alone')) as storage:
+            oid, base = storage.new_oid(), self.base.lastTransaction()
+            with self.assertRaises(ConflictError):
+                commit(storage, (oid, base, state(1)))
+            with self.assertRaises(POSKeyError):
+                storage.load(oid)
 
     def test_undo_of_changes(self):
         if not self.keep_history:

@@ -134,9 +134,9 @@ class Views(TestCase):
         commit(view, (self.oid, tid, counter(101)))
         self.assertEqual(self.value(), 106)
 
-    def test_others_commit_between_the_answer_and_the_view(self):
-        view, polling = self.view(), self.storage.database.polling
-        view.afterCompletion()
+    def poll_while_others_commit(self, view) -> None:
+        """Begin the next view; others commit between the answer of the database and the view."""
+        polling = self.storage.database.polling
         unless_known = polling.unless_known
 
         def then_others(ask, known):
@@ -146,10 +146,29 @@ class Views(TestCase):
                 self.others_commit(5)
             return answer
 
+        view.afterCompletion()
         polling.unless_known = then_others
         view.poll_invalidations()
+
+    def test_others_commit_between_the_answer_and_the_view(self):
+        view = self.view()
+        self.poll_while_others_commit(view)
         self.change(view, by=100)
         self.assertEqual(self.value(), 105)
+
+    def test_others_commit_before_it_is_known_that_an_object_did_not_change(self):
+        """It was loaded by an earlier transaction, or written by one: then it is younger than what was known."""
+        view = self.view()
+        state, tid = view.load(self.oid)
+        self.poll_while_others_commit(view)
+        tid = commit(view, (self.oid, tid, counter(value_of(state) + 100)))
+        self.assertEqual(self.value(), 105)
+        view.poll_invalidations()
+        tid = self.change(view)
+        self.assertLess(self.storage._cache.head, u64(tid))
+        self.poll_while_others_commit(view)
+        commit(view, (self.oid, tid, counter(107)))
+        self.assertEqual(self.value(), 112)
 
     def test_a_load_that_arrives_late(self):
         """What the database answered is put into the cache after others have overwritten it twice."""

@@ -30,6 +30,7 @@ from relstore.tests.backends import (
     SQLiteBackend,
     cases,
 )
+from relstore.tests.patience import within
 from relstore.tests.test_faults import commit, state, value_of
 
 POSTGRESQL = Psycopg2HistoryPreserving, Psycopg2HistoryFree, Psycopg3HistoryPreserving, Psycopg3HistoryFree
@@ -76,7 +77,7 @@ def increment(db: DB, times: int) -> None:
     manager = TransactionManager()
     with closing(db.open(manager)) as connection:
         for _ in range(times):
-            while True:
+            for _ in within('the counter is changed', PATIENCE):
                 try:
                     with manager:
                         connection.root()['counter'].inc()

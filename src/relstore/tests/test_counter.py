@@ -11,6 +11,7 @@ from unittest import mock
 from relstore import counter
 from relstore.counter import BEGUN, DONE, CommitCounter
 from relstore.memcache import Unreachable
+from relstore.tests.patience import until
 
 PROCESSES = 3
 
@@ -428,10 +429,7 @@ class TestDebts(unittest.TestCase):
         return [thread for thread in threading.enumerate() if thread.name == 'relstore commit counter']
 
     def until(self, condition, seconds=10):
-        deadline = time.monotonic() + seconds
-        while not condition():
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.005)
+        until(condition, seconds)
 
     def test_an_idle_committer_tells_when_it_can(self):
         before = self.other.value()

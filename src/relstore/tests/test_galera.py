@@ -27,6 +27,7 @@ from relstore.tests.backends import (
     PyMySQLHistoryPreserving,
     cases,
 )
+from relstore.tests.patience import within
 from relstore.tests.servers import MariaDBServer, SharedServer, cannot_run, free_port, mariadb_programs
 from relstore.tests.test_faults import commit, counter, state, value_of
 from relstore.tests.test_pack import before, reachable, record
@@ -168,7 +169,7 @@ class Nodes(TestCase):
         self.everywhere(tid)
 
         def stored(storage, *changes):
-            while True:
+            for _ in within('it is committed'):
                 with suppress(ConflictError):
                     return commit(storage, *changes)
 

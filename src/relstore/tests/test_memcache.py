@@ -18,6 +18,7 @@ from relstore.cache import Cache
 from relstore.counter import BEGUN, CommitCounter
 from relstore.errors import ConfigurationError
 from relstore.memcache import LARGEST, TIMEOUT, Memcached, Unreachable, split_servers
+from relstore.tests.patience import until, within
 from relstore.tests.servers import GarblingProxy, MemcachedLayer, MemcachedServer, cannot_run, require_memcached
 from relstore.tier import LARGEST_BATCH, LOOK_EVERY, Tier
 
@@ -84,10 +85,7 @@ class Case(unittest.TestCase):
 
     def until(self, condition, seconds=20):
         """Return what condition() returns, as soon as that is true."""
-        deadline = time.monotonic() + seconds
-        while not (result := condition()):
-            self.assertLess(time.monotonic(), deadline)
-        return result
+        return until(condition, seconds)
 
 
 class ClientSuite:
@@ -347,8 +345,10 @@ class FailureSuite:
         with socket.create_connection(self.server.address) as connection:
             connection.sendall(b'stats\r\n')
             answer = b''
-            while not answer.endswith(b'END\r\n'):
+            for _ in within('memcached has told all'):
                 answer += connection.recv(10_000)
+                if answer.endswith(b'END\r\n'):
+                    break
         [count] = re.findall(rb'curr_connections (\d+)', answer)
         return int(count) - self.own_connections
 

@@ -20,6 +20,7 @@ from relstore.adapters.neighbours import Neighbours
 from relstore.adapters.queue import PRESENT
 from relstore.errors import ConfigurationError
 from relstore.tests.backends import SQLiteHistoryFree, SQLiteHistoryPreserving, cases
+from relstore.tests.patience import within
 from relstore.tests.servers import cannot_run
 from relstore.tests.test_protocol import commit, state
 from relstore.tests.test_relstorage import PYTHON, Peer
@@ -193,7 +194,7 @@ class Beside(TestCase):
         block = int(self.ask(process, 'count'))
         theirs = set(range(16 * block - 15, 16 * block + 1))
         oid = storage.new_oid()     # one of those that it has
-        while True:
+        for _ in within('no oid is given where RelStorage is'):
             mine.add(u64(oid))
             try:
                 oid = storage.new_oid()

@@ -974,6 +974,42 @@ class Memory(Suite):
             old.begin().link(cluster.holder, *many, note='as ever')
         refused(old)
 
+    def test_links_to_what_it_makes_itself(self):
+        """Also to what a pack has removed, and that is made again; whether it is known what packs have removed or not.
+        """
+        [cluster] = self.clusters(1)
+        client = self.client()
+        self.pack()
+        client.begin().finish(client.vote((cluster.holder, record(cluster.one)), (cluster.one, record(cluster.one))))
+        number, _ = self.site._pool.attempt(self.site._adapter.sweep_state)
+        self.assertEqual([len(oids) for oids in self.site.database.swept(number - 1, number)], [2])
+        self.sweeps_that_nobody_is_told_of()
+        one, two = self.site.new_oid(), self.site.new_oid()
+        client.begin().finish(client.vote(
+            (cluster.holder, record(cluster.one, one)), (one, record(two)), (two, record(one, two))))
+        self.assertLessEqual({cluster.one, one, two}, self.ends())
+
+    def test_links_to_what_any_of_several_packs_has_removed(self):
+        """By a connection that is older than all of them, whose process has learnt of each."""
+        clusters = self.clusters(3)
+        holders = [cluster.holder for cluster in clusters]
+        client, news = self.client(), self.client()
+        client.finish(client.vote(*((cluster.holder, record(cluster.one)) for cluster in clusters)))
+        for cluster in clusters:
+            news.begin().link(cluster.holder)
+            news.begin().link(z64, *holders, note='the newest')
+            self.pack()
+            self.assertFalse(self.exists(cluster.one))
+            news.begin()
+        client.begin()
+        number, _ = self.site._pool.attempt(self.site._adapter.sweep_state)
+        self.assertEqual([len(oids) for oids in self.site.database.swept(number - 3, number)], [2, 2, 2])
+        for cluster in clusters:
+            client.view._refused.clear()        # else all that is linked would be looked up
+            with self.assertRaisesRegex(ConflictError, 'is not there'):
+                client.begin().link(cluster.holder, cluster.one)
+        self.ends()
+
     def test_backup_that_was_restored(self):
         """Sweeps are counted anew from there."""
         for _ in range(2):
@@ -1994,6 +2030,24 @@ class Together(Suite):
         def change():
             with self.assertRaises(ConflictError):
                 self.client().link(cluster.one, cluster.two, note='changed')
+
+        with before(self.packing, 'sweep', change):
+            self.pack()
+        self.assertFalse(self.exists(cluster.one) or self.exists(cluster.two))
+        self.ends()
+
+    def test_garbage_that_refers_to_itself_is_changed_during_a_sweep(self):
+        """A reference that it has already is no reason to let it be changed."""
+        [cluster] = self.clusters(1)
+        client = self.client()
+        client.finish(client.vote((cluster.one, record(cluster.one, cluster.two)), (cluster.two, record(cluster.one))))
+        client.begin().link(cluster.holder, note='the newest')
+
+        def change():
+            for changes in ([(cluster.one, record(cluster.one))],
+                            [(cluster.one, record(cluster.two)), (cluster.two, record(cluster.one))]):
+                with self.assertRaisesRegex(ConflictError, 'is removed by a pack'):
+                    self.client().vote(*changes)
 
         with before(self.packing, 'sweep', change):
             self.pack()

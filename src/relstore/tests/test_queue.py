@@ -1,6 +1,7 @@
 """The order in which those who write to one SQLite file get its lock."""
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -19,8 +20,10 @@ from ZODB.Connection import TransactionMetaData
 from ZODB.utils import z64
 
 from relstore.adapters.queue import STALLED, Queue, queue_of
+from relstore.adapters.sqlite import BUSY_TIMEOUT
 from relstore.errors import LockTimeout
 from relstore.tests.backends import SQLiteHistoryFree, SQLiteHistoryPreserving, cases
+from relstore.tests.patience import until
 from relstore.tests.test_protocol import state
 
 PATIENCE = 60   # seconds
@@ -38,13 +41,6 @@ CHILD = textwrap.dedent("""\
         queue.end(me)
         print('ended', flush=True)
     """)
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, 'it does not come'
-        time.sleep(0.001)
 
 
 class Child:
@@ -184,6 +180,15 @@ class Turns(TestCase):
             self.assertFalse(self.queue.take(self.me, 0.01))
             self.assertEqual(child.ask('end'), 'ended')
             self.assertTrue(self.queue.take(self.me, PATIENCE))
+
+    def test_who_does_not_wait_keeps_nobody_from_being_next(self):
+        child, other = self.child(), self.child()
+        self.assertEqual(child.ask('60'), 'True')
+        self.assertFalse(self.queue.take(self.me, 0))
+        other.tell('20')
+        until(other.waits)
+        self.assertEqual(child.ask('end'), 'ended')
+        self.assertEqual(other.answer(), 'True')
 
     def test_given_up_and_wanted_again(self):
         """The thread that waits for the system is there once; what comes too late is given back."""
@@ -326,9 +331,40 @@ class Writers(TestCase):
         with closing(self.open_storage(commit_lock_timeout=0.1)) as impatient:
             impatient._database.oids._free.extend([1000])
             instance, txn = self.voted(impatient)
+            self.assertNotEqual(self.queue._holder, 'forgetful')
             instance.tpc_finish(txn)
+        self.assertIsNone(self.queue._holder)
         instance, txn = self.voted(self.storage)
         instance.tpc_finish(txn)
+
+    def test_the_lock_is_taken_by_who_takes_no_part(self):
+        """Nobody waits for longer than he is to; and for what is not the lock he waits as ever."""
+        adapter = self.storage._adapter
+        with closing(sqlite3.connect(adapter.path, isolation_level=None)) as connection, \
+                closing(adapter.connect()) as session:
+            patient = session.all('PRAGMA busy_timeout')
+            self.assertEqual(patient, [(1000 * BUSY_TIMEOUT,)])
+            connection.execute('BEGIN IMMEDIATE')
+            for wait in (lambda: self.assertIsNone(session.try_to_write('BEGIN IMMEDIATE')),
+                         lambda: self.assertRaises(LockTimeout, session.wait_to_write, 'BEGIN IMMEDIATE', 0.1)):
+                began = time.monotonic()
+                wait()
+                self.assertLess(time.monotonic() - began, BUSY_TIMEOUT / 2)
+                self.assertEqual(session.all('PRAGMA busy_timeout'), patient)
+                session.rollback()
+                self.assertIsNone(self.queue._holder)
+            connection.execute('COMMIT')
+            for begin in session.try_to_write, lambda begin: session.wait_to_write(begin, 0):
+                self.assertIsNotNone(begin('BEGIN IMMEDIATE'))
+                self.assertEqual(session.all('PRAGMA busy_timeout'), patient)
+                session.rollback()
+
+    def test_a_turn_ends_with_its_session(self):
+        session = self.storage._adapter.connect()
+        session.begin_write('BEGIN IMMEDIATE', 0)
+        self.assertIs(self.queue._holder, session)
+        session.close()
+        self.assertIsNone(self.queue._holder)
 
     def test_a_stopped_process_that_waits(self):
         """It keeps its place in the order, and the lock is free: it costs the others a moment, once."""

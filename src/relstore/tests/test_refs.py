@@ -22,6 +22,7 @@ from relstore.graph import Graph
 from relstore.references import unpack
 from relstore.tests.backends import SQLiteHistoryPreserving, cases
 from relstore.tests.commands import BACKENDS, Commands, environment
+from relstore.tests.patience import within
 from relstore.tests.test_references import Reference, record
 
 
@@ -211,8 +212,10 @@ class Killed(SQLiteHistoryPreserving, Refs):
         """Run it on two processes; wait until they have begun to work."""
         with subprocess.Popen([sys.executable, '-c', self.CODE, 'refs', '--jobs', '2', str(self.config())],
                               stdout=subprocess.PIPE, env=environment(), start_new_session=True, **kw) as process:
-            while not self.execute(('SELECT zoid FROM relstore_refs LIMIT 1',)):
+            for _ in within('references are written down'):
                 self.assertIsNone(process.poll())
+                if self.execute(('SELECT zoid FROM relstore_refs LIMIT 1',)):
+                    break
             yield process
 
     def test_goes_on(self):

@@ -3,6 +3,7 @@
 Another process commits before they ask again. Whoever asks then sees nothing but the restored state and what was
 committed since, is told that everything may have changed, and cannot commit what it has derived from what is gone.
 """
+import gc
 import os
 import shutil
 import sqlite3
@@ -10,15 +11,18 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from unittest import TestCase
+from unittest import TestCase, skipUnless
 from unittest.mock import patch
 
 from transaction import TransactionManager
 from transaction.interfaces import TransientError
 from ZODB import DB
+from ZODB.Connection import TransactionMetaData
+from ZODB.POSException import ConflictError
 from ZODB.tests.MinPO import MinPO
+from ZODB.utils import p64, u64, z64
 
 import relstore
 from relstore.adapters import mysql
@@ -35,6 +39,7 @@ from relstore.tests.backends import (
     cases,
 )
 from relstore.tests.servers import PostgreSQLServer, postgresql_programs, require_postgresql
+from relstore.tests.test_faults import commit, state
 
 NAMES = 'abcdefgh'
 # What RelStorage fills, and empties before: (table, columns).
@@ -234,6 +239,24 @@ class Refilled(Restored):
                 session.many(f'INSERT INTO {adapter._tables[table]} ({columns}) VALUES ({values})', rows)
                 meanwhile()
 
+    def test_opened_after_what_is_lost_was_committed(self):
+        """Of that process nothing has changed since: what was newest when it was opened tells."""
+        dump = self.dump()
+        self.first.write(a=2)
+        app = self.application()
+        self.assertEqual(app.read(), {'a': 2, 'b': 1})
+        self.restore(dump)
+        self.application().write(e=3)
+        self.assertEqual(app.read(), {'a': 1, 'b': 1, 'e': 3})
+
+    def test_opened_after_what_is_lost_was_committed_and_commits(self):
+        dump = self.dump()
+        self.first.write(a=2)
+        app = self.application()
+        with self.deriving(app):
+            self.restore(dump)
+            self.application().write(e=3)
+        self.assertEqual(app.read(), {'a': 1, 'b': 1, 'e': 3})
 
     def test_what_was_prepared_is_refused(self):
         """The list is that of a state in which other objects were garbage."""
@@ -485,6 +508,33 @@ class Renamed(SQLiteBackup, TellsByEpoch):
         with closing(sqlite3.connect(self.path)) as connection:
             self.assertEqual(connection.execute('PRAGMA integrity_check').fetchall(), [('ok',)])
 
+    @skipUnless(Path('/proc/self/fd').exists(), 'Linux alone lists what a process has open')
+    def test_a_connection_to_the_old_one_is_never_closed(self):
+        """Some versions of SQLite would remove the log of the new one. It keeps nothing locked."""
+        adapter = self.first.storage._adapter
+        session, other = adapter.connect(), adapter.connect()
+        opened = self.opened()
+        adapter.connect().close()
+        self.assertEqual(self.opened(), opened)
+        session.begin_write(adapter.sql.begin_write, 0)
+        os.replace(self.dump(), self.path)
+        opened = self.opened()
+        session.close()
+        self.assertTrue(session.broken)
+        other.begin_write(adapter.sql.begin_write, 0)
+        other.close()
+        del session, other
+        gc.collect()
+        self.assertEqual(self.opened(), opened)
+
+    def opened(self) -> int:
+        """Return how often this process has a log open: each connection has its own, and closes it at once."""
+        found = 0
+        for name in os.listdir('/proc/self/fd'):
+            with suppress(FileNotFoundError):       # of the list itself
+                found += os.readlink(f'/proc/self/fd/{name}').startswith(f'{self.path}-wal')
+        return found
+
     def test_with_a_log_that_was_made_anew(self):
         """As it is when the last connection was closed: for a large transaction, or with others after a fault."""
         wal = Path(f'{self.path}-wal')
@@ -511,9 +561,6 @@ class Renamed(SQLiteBackup, TellsByEpoch):
         view.poll_invalidations()
         view.afterCompletion()
         oid = view.new_oid()
-        from ZODB.Connection import TransactionMetaData
-
-        from relstore.tests.test_faults import state
         txn = TransactionMetaData()
         view.tpc_begin(txn)
         view.store(oid, b'\0' * 8, state(1), '', txn)
@@ -526,11 +573,112 @@ class Renamed(SQLiteBackup, TellsByEpoch):
         self.assertEqual(one.read(), {'a': 1, 'b': 1})
 
 
+class OneObject(TestCase):
+    """A vote meets an object that is older than it was, and nothing else tells that the database went back."""
+
+    def setUp(self):
+        super().setUp()
+        self.storage, self.other = self.open_storage(), self.open_storage()
+        for storage in self.storage, self.other:
+            self.addCleanup(storage.close)
+        self.first, self.oid, *others = oids = [self.other.new_oid() for _ in range(10)]
+        self.before = commit(self.other, *((oid, z64, state(0)) for oid in oids))
+        self.tid = commit(self.other, (self.oid, self.before, state(1)))
+        for oid in others:      # what changed last each vote looks at
+            commit(self.other, (oid, self.before, state(1)))
+        self.view = self.storage.new_instance()
+        self.addCleanup(self.view.release)
+        self.view.poll_invalidations()
+        self.epoch = self.storage.database.epoch
+
+    def go_back(self):
+        """Let the object be what it was before."""
+        revision = f'zoid = {u64(self.oid)} AND tid = {u64(self.tid)}'
+        statements = [f'UPDATE object_state SET tid = {u64(self.before)} WHERE {revision}']
+        if self.keep_history:
+            statements = [f'UPDATE current_object SET tid = {u64(self.before)} WHERE {revision}',
+                          f'DELETE FROM object_state WHERE {revision}']
+        self.view._end_snapshot()
+        with self.other._pool.session() as session:
+            for statement in statements:
+                session.run(statement)
+
+    def change(self, base):
+        self.vote(lambda txn: self.view.store(self.oid, base, state(2), '', txn))
+
+    def read(self, base):
+        """Change another object, and have read this one."""
+        def act(txn):
+            self.view.checkCurrentSerialInTransaction(self.oid, base, txn)
+            self.view.store(self.first, self.before, state(2), '', txn)
+        self.vote(act)
+
+    def vote(self, act):
+        txn = TransactionMetaData()
+        self.view.tpc_begin(txn)
+        try:
+            act(txn)
+            self.view.tpc_vote(txn)
+        finally:
+            self.view.tpc_abort(txn)
+
+    def assertWentBack(self, act, base):
+        with self.assertRaisesRegex(Unavailable, 'restored since this transaction read from it'):
+            act(base)
+        self.assertNotEqual(self.storage.database.epoch, self.epoch)
+
+    def assertConflict(self, act, base):
+        with self.assertRaises(ConflictError) as caught:
+            act(base)
+        self.assertNotIsInstance(caught.exception, Unavailable)
+        self.assertEqual(self.storage.database.epoch, self.epoch)
+
+    def test_changed(self):
+        self.go_back()
+        self.assertWentBack(self.change, self.tid)
+
+    def test_read(self):
+        self.go_back()
+        self.assertWentBack(self.read, self.tid)
+
+    def test_that_is_newer(self):
+        commit(self.other, (self.oid, self.tid, state(3)))
+        self.assertConflict(self.change, self.tid)
+        self.assertConflict(self.read, self.tid)
+
+    def test_that_is_gone(self):
+        """It was deleted."""
+        txn = TransactionMetaData()
+        self.other.tpc_begin(txn)
+        self.other.deleteObject(self.oid, self.tid, txn)
+        self.other.tpc_vote(txn)
+        self.other.tpc_finish(txn)
+        self.assertConflict(self.change, self.tid)
+        self.assertConflict(self.read, self.tid)
+
+    def test_that_is_removed(self):
+        """By a pack, say: no revision is left."""
+        self.view._end_snapshot()
+        with self.other._pool.session() as session:
+            for table in ('current_object', 'object_state') if self.keep_history else ('object_state',):
+                session.run(f'DELETE FROM {table} WHERE zoid = {u64(self.oid)}')
+        self.assertConflict(self.change, self.tid)
+        self.assertConflict(self.read, self.tid)
+
+    def test_based_on_what_never_was(self):
+        """Whatever a caller says: a tid before the newest, or after it."""
+        for base in p64(u64(self.tid) + 1), p64(u64(self.storage.lastTransaction()) + 1):
+            self.assertConflict(self.change, base)
+            self.view.poll_invalidations()
+            self.assertConflict(self.read, base)
+            self.view.poll_invalidations()
+
+
 SQLITE = SQLiteHistoryPreserving, SQLiteHistoryFree
 POSTGRESQL = Psycopg3HistoryPreserving, Psycopg2HistoryFree
 MYSQL = MySQLdbHistoryPreserving, MySQLdbHistoryFree, MySQLdbOnMySQLHistoryPreserving, MySQLdbOnMySQLHistoryFree
 
-cases(globals(), BackedUp, Shell, Renamed, backends=SQLITE)
+cases(globals(), BackedUp, OneObject, Shell, Renamed, backends=SQLITE)
 cases(globals(), Dropped, Truncated, backends=POSTGRESQL)
 cases(globals(), Recreated, Emptied, backends=MYSQL[:2])
 cases(globals(), Refilled, backends=SQLITE + POSTGRESQL + MYSQL)
@@ -544,4 +692,4 @@ class MadeHistoryFree(Made):
     keep_history = False
 
 
-del Restored, TellsByEpoch, BackedUp, Shell, Renamed, Dropped, Truncated, Recreated, Emptied, Refilled
+del Restored, TellsByEpoch, BackedUp, OneObject, Shell, Renamed, Dropped, Truncated, Recreated, Emptied, Refilled

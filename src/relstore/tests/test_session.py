@@ -14,6 +14,7 @@ from relstore.tests.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
+from relstore.tests.patience import within
 
 
 class Pool(unittest.TestCase):
@@ -45,8 +46,10 @@ class Pool(unittest.TestCase):
         session, got = pool.borrow(), []
         thread = threading.Thread(target=lambda: got.append(pool.borrow()))
         thread.start()
-        while not pool._waiting:
+        for _ in within('somebody waits for a session'):
             self.assertTrue(thread.is_alive())
+            if pool._waiting:
+                break
         pool.give_back(session)
         thread.join(10)
         self.assertEqual(got, [session])

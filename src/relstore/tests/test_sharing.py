@@ -22,6 +22,7 @@ from relstore.tests.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
+from relstore.tests.patience import until
 from relstore.tests.servers import (
     GarblingProxy,
     MemcachedServer,
@@ -180,9 +181,7 @@ class Suite(unittest.TestCase):
         return site, other
 
     def until(self, condition, seconds=MARGIN):
-        deadline = time.monotonic() + seconds
-        while not condition():
-            self.assertLess(time.monotonic(), deadline)
+        until(condition, seconds)
 
 
 class Sharing(Suite):

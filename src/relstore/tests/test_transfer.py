@@ -26,12 +26,40 @@ from relstore.tests.backends import (
     cases,
 )
 from relstore.tests.commands import Commands
+from relstore.tests.patience import within
 
 EMPTY = 'copy into an empty database'
 
 
 class Interrupted(Exception):
     pass
+
+
+class Acting:
+    """A storage that does something before the nth record, from 0, of one transaction is read, and after the last."""
+
+    def __init__(self, storage, tid, act):
+        self._storage, self._tid, self._act = storage, tid, act
+
+    def iterator(self, start=None, stop=None):
+        for transaction in self._storage.iterator(start, stop):
+            yield _Acting(transaction, self._act) if transaction.tid == self._tid else transaction
+
+
+class _Acting:
+
+    def __init__(self, transaction, act):
+        self._transaction, self._act = transaction, act
+
+    def __getattr__(self, name):
+        return getattr(self._transaction, name)
+
+    def __iter__(self):
+        n = 0
+        for n, record in enumerate(self._transaction, 1):
+            self._act(n - 1)
+            yield record
+        self._act(n)
 
 
 class Suite(Commands):
@@ -385,6 +413,25 @@ class Unguarded(Suite):
         self.copy()
         self.assertComplete()
 
+    def test_it_is_told_within_a_transaction(self):
+        """Before its next record is read; and before it is finished, where it has no more."""
+        sessions = self.keeper()
+        for at in 1, 2:
+            read = []
+
+            def act(n, at=at, read=read):
+                read.append(n)
+                if n == at:
+                    self.end(sessions[-1])
+
+            with mock.patch.object(transfer, 'ALIVE', 0), \
+                    self.assertRaisesRegex(Unavailable, 'connection that kept packs out of .* was lost'):
+                self.storage.copyTransactionsFrom(Acting(self.source, self.tids[1], act))
+            self.assertEqual(read, list(range(at + 1)))
+            self.assertEqual(self.storage.lastTransaction(), self.tids[0])
+        self.copy()
+        self.assertComplete()
+
 
 cases(globals(), Resumed, Unguarded, Wrapped, backends=HISTORY_PRESERVING + HISTORY_FREE)
 del Resumed, Unguarded, Wrapped
@@ -432,7 +479,7 @@ class Slow(Suite):
         with closing(storage._adapter.connect()) as other:
             def wait():
                 with self.assertRaises(StorageError):
-                    while True:
+                    for _ in within('the server ends an idle session'):
                         time.sleep(1.5)
                         other.all('SELECT 1')
             self.copy(None, None, None, wait, storage=storage)

@@ -36,6 +36,7 @@ from relstore.tests.backends import (
     cases,
 )
 from relstore.tests.commands import Commands, environment
+from relstore.tests.patience import until, within
 from relstore.tests.servers import cannot_run
 from relstore.tests.test_faults import commit, state
 
@@ -134,6 +135,15 @@ class Iteration(Suite):
             self.assertFalse(sessions[-1].broken)
             del transactions
             self.assertEnded(sessions)
+
+    def test_it_ends_with_the_last_transaction(self):
+        """Though the iterator itself is still there."""
+        sessions = self.opening()
+        transactions = self.storage.iterator()
+        self.assertEqual(len(self.records(transactions)), 2 * OBJECTS)
+        if not self.keep_history:
+            self.assertEnded(sessions)
+        self.assertEqual(list(transactions), [])
 
     def test_one_sees_what_one_has_committed(self):
         view = self.storage.new_instance()
@@ -275,6 +285,40 @@ class Records(Suite):
                 self.storage.record_iternext(cookies[0])
             self.storage.record_iternext(cookies[1])
 
+    def test_whoever_goes_on_is_not_idle(self):
+        """However long he takes in all; also who began by an oid, once he has gone on."""
+        now = [1000.0]
+
+        def passes(seconds):
+            now[0] += seconds
+            self.storage._walks.drop_idle()
+
+        with mock.patch.object(walk, 'time', mock.Mock(monotonic=lambda: now[0])):
+            for begin, idle in (None, walk.IDLE), (p64(1), walk.SEEK_IDLE):
+                *_, following = self.storage.record_iternext(begin)
+                passes(.9 * idle)
+                for _ in range(3):
+                    *_, following = self.storage.record_iternext(following)
+                    passes(.9 * walk.IDLE)
+                passes(.2 * walk.IDLE)
+                with self.assertRaisesRegex(Unavailable, 'Begin again'):
+                    self.storage.record_iternext(following)
+
+    def test_somebody_looks_in_time(self):
+        """For each that is kept, where another is kept for longer, too, or he looked too early; then nobody does."""
+        sessions, walks = self.opening(), self.storage._walks
+        *_, following = self.storage.record_iternext()
+        with mock.patch.object(walk, 'SEEK_IDLE', 0.2):
+            for too_early in False, True:
+                self.storage.record_iternext(p64(1))
+                if too_early:
+                    walks.drop_idle()
+                self.until(lambda: sessions[-1].broken)
+        self.assertFalse(sessions[0].broken)
+        self.assertIsNotNone(walks._timer)
+        self.read(self.storage, following)
+        self.assertIsNone(walks._timer)
+
     def test_an_oid_is_looked_for(self):
         """That is kept for a short time, and ends no walk of others."""
         sessions = self.opening()
@@ -328,10 +372,7 @@ class Records(Suite):
         self.assertTrue(thread.is_alive())
 
     def until(self, condition):
-        deadline = time.monotonic() + 60
-        while not condition():
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.01)
+        until(condition)
 
     def test_a_storage_that_is_dropped_leaves_nothing(self):
         storage = self.open_storage()
@@ -586,7 +627,7 @@ class Slow(Suite):
             other.run('BEGIN')
             other.all('SELECT 1')
             with self.assertRaises(StorageError):
-                while True:
+                for _ in within('the server ends an idle session'):
                     time.sleep(1.5)
                     other.all('SELECT 1')
         self.assertEqual(len(list(first)), 2)

@@ -453,7 +453,7 @@ class Saving(Directory):
         for expected in 20, 21:
             deadline = time.monotonic() + 20
             while len(self.rows() if self.path.exists() else ()) < expected:
-                self.assertLess(time.monotonic(), deadline)
+                self.assertLess(time.monotonic(), deadline, f'no {expected} objects are saved')
             cache.put(50, 1, b'one more', 10)
         self.assertTrue(warm._thread.daemon)
 
@@ -629,7 +629,7 @@ class SeveralProcesses(Directory):
             pid = self.saver(range(200, 400))
             deadline = time.monotonic() + 20
             while self.path.stat().st_ino == inode:
-                self.assertLess(time.monotonic(), deadline)
+                self.assertLess(time.monotonic(), deadline, 'nothing is saved')
             pause.wait(rnd.random() * .01)
             self.kill(pid)
             self.assert_whole(400)

@@ -7,6 +7,8 @@ from typing import Any
 import psycopg2
 import pymysql
 
+from relstore.tests.patience import within
+
 
 class AnyWatch:
     """What can be said for every server."""
@@ -150,7 +152,7 @@ class MySQLWatch(AnyWatch):
         self._is_mariadb = 'MariaDB' in self.one('SELECT version()')
 
     def rows(self, sql: str, *parameters) -> list[tuple]:
-        while True:
+        for _ in within(f'the server has text for the processlist: {sql}'):
             try:
                 with self._connection.cursor() as cursor:
                     cursor.execute(sql, parameters or None)
