@@ -273,7 +273,7 @@ class Transaction:
         cache = self._database.cache
         bases = [(oid, tid, self._spool.get(oid).base) for oid, tid, _ in verdict.conflicts]
         bases += [(oid, tid, self._reads[oid]) for oid, tid in verdict.outdated]
-        return any(0 < tid < base <= cache.head and cache.knows(oid, base) for oid, tid, base in bases)
+        return any(0 < tid < base and cache.knows(oid, base) for oid, tid, base in bases)
 
     def _look_at_links(self, links: Links, verdict: Verdict) -> None:
         """See that nothing refers to what a pack removes, or has removed since the connection began; see links.py.
@@ -405,6 +405,7 @@ class Transaction:
                 raise
         # What went to the file would only push others out.
         rows = [row for row in self._spool if row.held is not None]
+        self._database.committed(tid, (row.oid for row in self._spool if row.size is not None))
         self._database.cache.committed(tid, ((row.oid, row.held) for row in rows), self._generation)
         if self._database.tier is not None:
             self._database.tier.committed(tid, ((row.oid, row.held, row.refs) for row in rows), self._generation)

@@ -4,9 +4,11 @@ import os
 import threading
 import weakref
 from array import array
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import cache, partial
+from itertools import islice
 
 from relstore import proof
 from relstore.adapters.base import MAX_TID, Adapter
@@ -32,6 +34,8 @@ log = logging.getLogger('relstore')
 
 # Objects that are remembered from the beginning of an epoch: see `changed_last`.
 EARLY = 20
+# And of what this process has committed: in all, and of one commit.
+OWN, OWN_AT_ONCE = 100, 5
 
 
 class Database:
@@ -70,6 +74,7 @@ class Database:
         self._lock = threading.Lock()           # for changes of the epoch, with the cache's generation
         self._epoch: str | None = None
         self._early: list[tuple[int, int]] = []         # (oid, tid) of what was newest when the epoch was begun
+        self._own: deque[tuple[int, int]] = deque(maxlen=OWN)   # (oid, tid) of commits that no poll has told of yet
         self._first_generation = 0              # of the epoch
         # How many sweeps of a pack are known, from which generation of this epoch on: in the order of these.
         self._sweeps: dict[int, int] = {}
@@ -194,10 +199,13 @@ class Database:
             self._begin_in_child(session)
         generation = self.cache.generation      # read before head: see Cache
         since = self.cache.head
+        own = [(oid, tid) for oid, tid in self._own.copy() if tid > since] if self._own else []
         self.polling.sent += 1
         epoch, last, sweeps, stands, changes = self.adapter.poll(session, since, self.options.poll_limit)
-        if epoch == self._epoch and (stands < since or lost):
-            found = Finding.LOST if lost else self._finding(session, generation, sweeps, since, last, stands, changes)
+        own = _missing(own, changes) if own else own
+        if epoch == self._epoch and (stands < since or own or lost):
+            found = (Finding.LOST if lost else
+                     self._finding(session, generation, sweeps, since, last, stands, changes, own))
             lost = found is not Finding.HOLDS
             tell = found is Finding.LOST
         else:
@@ -220,19 +228,28 @@ class Database:
             self.cache.jump(last, generation)
         else:
             self.cache.advance(since, last, changes, generation)
+        if self._own:
+            with self._lock:
+                while self._own and self._own[0][1] <= last:
+                    self._own.popleft()
         if self.tier is not None:
             self.tier.look()
         return last, generation
 
     def _finding(self, session: Session, generation: int, sweeps: int, since: int, last: int, stands: int,
-                 changes: Sequence[tuple[int, int]]) -> Finding:
-        """Look into an answer from which what was known is missing. The session is the one that was answered."""
-        if last < since:
+                 changes: Sequence[tuple[int, int]], own: Sequence[tuple[int, int]]) -> Finding:
+        """Look into an answer from which what was known is missing. The session is the one that was answered.
+
+        own: of this process's commits.
+        """
+        if last < max([since, *(tid for _, tid in own)]):
             # Where it may lag, or a sweep has removed the last transaction, nobody else is to be disturbed.
             certain = not self.adapter.may_lag and sweeps == self.sweeps_of(generation)
             return Finding.LOST if certain else Finding.PERHAPS_LOST
         if self.adapter.may_lag or len(changes) > self.options.poll_limit:
             return Finding.HOLDS        # of the latter nothing is served any more
+        if own:
+            return proof.finding_of(self.adapter, session, dict(own))
         *_, newest = self.cache.newest_changes(self.cache.log_limit, stands)
         known = proof.Known(since, 0, [*self._early, *newest])
         return proof.finding(self.adapter, session, known, stands, {oid for oid, _ in changes})
@@ -252,6 +269,12 @@ class Database:
     def changed_last(self, size: int) -> Sequence[tuple[int, int]]:
         """Return (oid, tid) of some objects, which cannot be older than that: those that changed last."""
         return self.cache.newest_changes(size)[2] or self._early[:size]
+
+    def committed(self, tid: int, oids: Iterable[int]) -> None:
+        """Remember some objects of a commit of this process: the next poll has to tell of them."""
+        some = [(oid, tid) for oid in islice(oids, OWN_AT_ONCE)]
+        with self._lock:
+            self._own.extend(some)
 
     @contextmanager
     def announced(self) -> Iterator[None]:
@@ -288,6 +311,7 @@ class Database:
         elif base is not None:
             since = min(since, base)
         self._early = self.adapter.newest(session, EARLY)
+        self._own.clear()
         self.oids.forget()      # the database may count them anew
         if self.marks is not None:
             self.marks.forget()
@@ -400,6 +424,12 @@ class Database:
                     self._begin(session, self._epoch, sweeps, head, min(head, saved))
                     self.warm.start()
                 self._forked = False
+
+
+def _missing(own: Iterable[tuple[int, int]], changes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return those of some commits, (oid, tid), of which a complete list of changes since does not tell."""
+    found = dict(changes)
+    return [(oid, tid) for oid, tid in own if found.get(oid, -1) < tid]
 
 
 def _named(epoch: str, sweeps: int) -> str:

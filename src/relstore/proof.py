@@ -11,7 +11,7 @@ there: nobody else gives an object the same tid, for it is the time of a commit.
 
 With history a transaction has a row, which only a pack removes: relstore's says up to where (`packed_to`).
 """
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -48,13 +48,17 @@ def finding(adapter: Adapter, session: Session, known: Known, stands: int, since
         return Finding.HOLDS
     missing = {oid: tid for oid, tid in known.after(stands).items() if oid not in since}
     if missing:
-        some = dict(list(missing.items())[:ENOUGH])
-        tids = adapter.current_tids(session, some)
-        went_back = any(tid is not None and tid < some[oid] for oid, tid in tids.items())
-        return Finding.LOST if went_back else Finding.PERHAPS_LOST
+        return finding_of(adapter, session, dict(list(missing.items())[:ENOUGH]))
     if adapter.keep_history and known.head > adapter.packed_to(session):
         return Finding.PERHAPS_LOST
     return Finding.HOLDS
+
+
+def finding_of(adapter: Adapter, session: Session, missing: Mapping[int, int]) -> Finding:
+    """Return what becomes of a process that knows of changes, tids by oid, of which the database does not tell."""
+    tids = adapter.current_tids(session, missing)
+    went_back = any(tid is not None and tid < missing[oid] for oid, tid in tids.items())
+    return Finding.LOST if went_back else Finding.PERHAPS_LOST
 
 
 def is_proven(adapter: Adapter, session: Session, known: Known) -> bool:

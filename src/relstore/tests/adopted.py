@@ -210,10 +210,10 @@ class AdoptedMySQL:
     COUNTER = 2             # behind
 
     def make(self):
-        server, database = self.layer.server, self._database('adopted')
+        server, database = self.layer.server, f'adopted_{"hp" if self.keep_history else "hf"}'
         server.drop_database(database)
         server.create_database(database)
-        self._databases.add((server, database))
+        self._databases[server, 'adopted', self.keep_history] = database
         self._emptied.add('adopted')
         self.connection = server.connect(database)
         self.addCleanup(self.connection.close)

@@ -21,6 +21,7 @@ from pathlib import Path
 from psycopg2.extensions import make_dsn
 
 import relstore
+from relstore.errors import StorageError
 from relstore.session import Session
 from relstore.tests import overdue
 from relstore.tests.proxy import CuttingProxy
@@ -47,6 +48,50 @@ class Backend:
 
 class ServerBackend(Backend):
     """Where there is a server, it can be watched, and reached through a proxy."""
+    # What the databases of a server are called, by what they are for: made once, emptied before each test.
+    _databases: dict[tuple, str] = {}
+
+    def setUp(self):
+        self.layer.require(self)
+        self._emptied = set()
+        super().setUp()
+
+    def _database(self, name: str) -> str:
+        """Return what a database is called that was emptied when this test first named it."""
+        key = self.layer.server, name, self.keep_history
+        database = self._databases.get(key)
+        if database is not None and name not in self._emptied and not self._empty(database):
+            database = None
+        if database is None:
+            database = f'{name}_{"hp" if self.keep_history else "hf"}_{len(self._databases)}'
+            self._create(database)
+            self._databases[key] = database
+        self._emptied.add(name)
+        return database
+
+    def _create(self, database: str) -> None:
+        self.layer.server.create_database(database)
+
+    def _empty(self, database: str) -> bool:
+        """Empty a database. False if that cannot be done: an earlier test has spoilt it, or left it to its threads."""
+        try:
+            self._disconnect(database)
+            storage = relstore.RelStore(self._adapter_to(database), keep_history=self.keep_history)
+            with closing(storage):
+                storage.zap_all()
+                storage.database.adapter.set_writers('relstore')     # a test may have said otherwise
+            return True
+        except (AssertionError, StorageError) as e:
+            warnings.warn(f'{self.id()} gets a new database, for the old one cannot be emptied: {e}', stacklevel=1)
+            return False
+
+    def _disconnect(self, database: str) -> None:
+        """End the connections of others to a database: what an earlier test left open would hold locks."""
+        raise NotImplementedError
+
+    def _adapter_to(self, database: str) -> relstore.adapters.base.Adapter:
+        """Return an adapter to a database of this name, as the administrator."""
+        raise NotImplementedError
 
     def new_watch(self) -> AnyWatch:
         """Return a connection of the test's own to the database `main`."""
@@ -89,13 +134,6 @@ class SQLiteBackend(Backend):
 class PostgreSQLBackend(ServerBackend):
     layer = PostgreSQLLayer
     driver = ''
-    # What the databases of a server are called, by what they are for: made once, emptied before each test.
-    _databases: dict[tuple, str] = {}
-
-    def setUp(self):
-        self.layer.require(self)
-        self._emptied = set()
-        super().setUp()
 
     def adapter(self, name='main', **options):
         return relstore.PostgreSQL(**self.arguments(name), **options)
@@ -121,42 +159,30 @@ class PostgreSQLBackend(ServerBackend):
                        "$$ SELECT to_timestamp(current_setting('clock.now')::double precision) $$")
             watch.rows(re.sub(r'\bclock_timestamp\(\)', 'clock.clock_timestamp()',
                               text.replace(f'FUNCTION public.{name}', 'FUNCTION clock.finish')))
+        self.addCleanup(self._drop_clock)
         adapter.sql.finish = adapter.sql.finish.replace(f'"public".{name}', 'clock.finish')
         super().follow_clock(adapter)
+
+    def _drop_clock(self):
+        with closing(self.new_watch()) as watch:
+            watch.rows('DROP SCHEMA IF EXISTS clock CASCADE')
 
     def set_clock(self, session, now):
         session.all("SELECT set_config('clock.now', %s, true)", (str(now),))
 
     def dsn(self, name='main') -> str:
         """Return the DSN of a database that was emptied when this test first named it."""
-        server, mode = self.layer.server, 'hp' if self.keep_history else 'hf'
-        database = self._databases.get((server, name, mode))
-        if database is not None and name not in self._emptied and not self._empty(server.dsn(database)):
-            database = None
-        if database is None:
-            database = f'{name}_{mode}_{len(self._databases)}'
-            self._create(database)
-            self._databases[server, name, mode] = database
-        self._emptied.add(name)
-        return server.dsn(database)
+        return self.layer.server.dsn(self._database(name))
 
-    def _create(self, database: str) -> None:
-        self.layer.server.create_database(database)
+    def _disconnect(self, database):
+        with closing(Watch(self.layer.server.dsn(database))) as watch:
+            # All, again and again: a pooler would lend what is about to end.
+            def ended():
+                return watch.rows(f'SELECT pg_terminate_backend(pid) FROM ({watch.others}) others')
+            watch.until(lambda: not ended())
 
-    def _empty(self, dsn: str) -> bool:
-        """Empty a database. False if one of an earlier test's threads connects to it again and again: leave it that."""
-        with closing(Watch(dsn)) as watch:
-            # Whatever an earlier test left open would make TRUNCATE wait; a pooler would lend what is about to end.
-            try:
-                watch.until(lambda: not watch.rows(f'SELECT pg_terminate_backend(pid) FROM ({watch.others}) others'))
-            except AssertionError as e:
-                warnings.warn(f'{self.id()} gets a new database, for the old one is in use: {e}', stacklevel=1)
-                return False
-        storage = relstore.RelStore(relstore.PostgreSQL(dsn, driver=self.driver), keep_history=self.keep_history)
-        storage.zap_all()
-        storage.database.adapter.set_writers('relstore')     # a test may have said otherwise
-        storage.close()
-        return True
+    def _adapter_to(self, database):
+        return relstore.PostgreSQL(self.layer.server.dsn(database), driver=self.driver)
 
 
 class PgBouncerBackend(PostgreSQLBackend):
@@ -179,14 +205,11 @@ class MySQLBackend(ServerBackend):
     """On MariaDB, unless a subclass says otherwise."""
     layer = MariaDBLayer
     driver = ''
-    _databases: set = set()     # as above
 
     def setUp(self):
-        self.layer.require(self)
         if self.driver == 'mysqlclient' and importlib.util.find_spec('MySQLdb') is None:
             cannot_run(self, 'mysqlclient is not installed (it is compiled with gcc, pkg-config, libmariadb-dev and '
                              'the headers of Python)')
-        self._emptied = set()
         super().setUp()
 
     def adapter(self, name='main', **options):
@@ -194,17 +217,9 @@ class MySQLBackend(ServerBackend):
 
     def arguments(self, name='main') -> dict:
         """Return the arguments of a database that was emptied when this test first named it."""
-        server, database = self.layer.server, self._database(name)
-        if (server, database) not in self._databases:
-            self._create(database)
-            self._databases.add((server, database))
-        elif name not in self._emptied:
-            self._empty(server, database)
-        self._emptied.add(name)
-        return server.arguments(database)
+        return self.layer.server.arguments(self._database(name))
 
     def adapter_through(self, proxy):
-        self.arguments()    # it is there then
         server = self.layer.server
         return relstore.MySQL(**server.tcp_arguments(self._database('main'), proxy.port), driver=self.driver)
 
@@ -218,19 +233,11 @@ class MySQLBackend(ServerBackend):
         with closing(self.new_watch()) as watch:
             watch.rows('ANALYZE TABLE object_state')
 
-    def _database(self, name: str) -> str:
-        return f'{name}_{"hp" if self.keep_history else "hf"}'
+    def _disconnect(self, database):
+        self.layer.server.disconnect(database)
 
-    def _create(self, database: str) -> None:
-        self.layer.server.create_database(database)
-
-    def _empty(self, server, database: str) -> None:
-        server.disconnect(database)     # whatever an earlier test left open would hold locks
-        adapter = relstore.MySQL(**server.arguments(database), driver=self.driver)
-        storage = relstore.RelStore(adapter, keep_history=self.keep_history)
-        storage.zap_all()
-        storage.database.adapter.set_writers('relstore')     # a test may have said otherwise
-        storage.close()
+    def _adapter_to(self, database):
+        return relstore.MySQL(**self.layer.server.arguments(database), driver=self.driver)
 
 
 class SQLiteHistoryPreserving(SQLiteBackend):

@@ -400,7 +400,7 @@ class Creating(TestCase):
         n, step = 0, (1 if THOROUGH else 2) if self.keep_history else 3
         while True:
             n += step
-            name = f'killed_{n}_{self._database("x")}'
+            name = f'killed_{n}_x_{"hp" if self.keep_history else "hf"}'
             arguments = self.server.create_database(name)
             killed = self._kill_at(n, arguments)
             try:
@@ -421,7 +421,7 @@ class Creating(TestCase):
         self.assertGreater(n, 20, 'too few statements')
 
     def _made(self, name):
-        name = f'{name}_{self._database("x")}'
+        name = f'{name}_x_{"hp" if self.keep_history else "hf"}'
         arguments = self.server.create_database(name)
         self.addCleanup(self.server.drop_database, name)
         self._open(arguments).close()

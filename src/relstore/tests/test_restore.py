@@ -249,6 +249,32 @@ class Refilled(Restored):
         self.application().write(e=3)
         self.assertEqual(app.read(), {'a': 1, 'b': 1, 'e': 3})
 
+    def test_it_has_committed_what_is_lost_itself(self):
+        """And has asked nothing since."""
+        app, dump = self.application(), self.dump()
+        app.write(a=2)
+        self.restore(dump)
+        self.application().write(e=3)
+        self.assertEqual(app.read(), {'a': 1, 'b': 1, 'e': 3})
+
+    def test_it_has_committed_the_last_that_is_lost(self):
+        """And nobody has committed since."""
+        app, dump = self.application(), self.dump()
+        app.write(a=2)
+        self.restore(dump)
+        self.assertEqual(app.read(), {'a': 1, 'b': 1})
+
+    def test_it_has_committed_what_others_have_changed(self):
+        """Nothing is lost, and nothing that is cached."""
+        app = self.application()
+        app.write(a=2)
+        self.first.write(a=3)
+        generation = app.storage._cache.generation
+        self.assertEqual(app.read(), {'a': 3, 'b': 1})
+        app.write(e=4)
+        self.assertEqual(app.read(), {'a': 3, 'b': 1, 'e': 4})
+        self.assertEqual(app.storage._cache.generation, generation)
+
     def test_opened_after_what_is_lost_was_committed_and_commits(self):
         dump = self.dump()
         self.first.write(a=2)
@@ -285,8 +311,10 @@ class PgDump:
 
     def _run(self, program, *options, **how):
         dsn = self.first.storage._adapter._dsn
-        return subprocess.run([postgresql_programs() / program, *options, f'--dbname={dsn}'], check=True, text=True,
-                              capture_output=True, **how).stdout
+        done = subprocess.run([postgresql_programs() / program, *options, f'--dbname={dsn}'], text=True,
+                              capture_output=True, **how)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
 
     def sql(self, text):
         self._run('psql', '--no-psqlrc', '--quiet', '--set=ON_ERROR_STOP=1', input=text)

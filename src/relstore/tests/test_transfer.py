@@ -35,7 +35,7 @@ class Interrupted(Exception):
     pass
 
 
-class Acting:
+class Interrupting:
     """A storage that does something before the nth record, from 0, of one transaction is read, and after the last."""
 
     def __init__(self, storage, tid, act):
@@ -43,10 +43,10 @@ class Acting:
 
     def iterator(self, start=None, stop=None):
         for transaction in self._storage.iterator(start, stop):
-            yield _Acting(transaction, self._act) if transaction.tid == self._tid else transaction
+            yield _Interrupting(transaction, self._act) if transaction.tid == self._tid else transaction
 
 
-class _Acting:
+class _Interrupting:
 
     def __init__(self, transaction, act):
         self._transaction, self._act = transaction, act
@@ -426,7 +426,7 @@ class Unguarded(Suite):
 
             with mock.patch.object(transfer, 'ALIVE', 0), \
                     self.assertRaisesRegex(Unavailable, 'connection that kept packs out of .* was lost'):
-                self.storage.copyTransactionsFrom(Acting(self.source, self.tids[1], act))
+                self.storage.copyTransactionsFrom(Interrupting(self.source, self.tids[1], act))
             self.assertEqual(read, list(range(at + 1)))
             self.assertEqual(self.storage.lastTransaction(), self.tids[0])
         self.copy()
