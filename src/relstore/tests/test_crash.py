@@ -72,6 +72,12 @@ class TestWindow(Suite):
                 self.crashes.hold_back_log()
                 work(dsn, getattr(self.crashes, way))
 
+    def test_rows_are_seen_that_have_no_columns(self):
+        with closing(Watch(self.server.dsn())) as watch:
+            self.assertEqual(watch.rows('SELECT FROM generate_series(1, 2)'), [(), ()])
+            self.assertEqual(watch.rows('SELECT WHERE false'), [])
+            self.assertEqual(watch.rows('SET application_name = DEFAULT'), [])
+
     def test_an_asynchronous_commit_is_lost(self):
         def work(dsn, crash):
             with closing(Watch(dsn)) as writer, closing(Watch(dsn)) as reader:
