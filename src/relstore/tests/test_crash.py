@@ -6,10 +6,11 @@ import multiprocessing
 import os
 import random
 import shutil
+import signal
 import tempfile
 import unittest
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from threading import Event
 from unittest.mock import patch
@@ -135,6 +136,17 @@ class Committer:
             raise TimeoutError(f'the committer said nothing for {SECONDS} s')
         return self._pipe.recv()
 
+    @contextmanager
+    def stopped(self):
+        """In this context it asks nobody what became of its commit."""
+        pid = self._process.pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
     def kill(self) -> None:
         """SIGKILL."""
         self._process.kill()
@@ -248,7 +260,16 @@ class TestPhantom(Suite):
         self.watch.until('EXISTS (SELECT FROM object_state WHERE tid = %s)', u64(LOST))
 
     def crash(self, way: str) -> None:
-        getattr(self.crashes, way)()
+        """Have it never been.
+
+        The death of a backend closes its connection before the server hears of it. The committer could ask meanwhile,
+        and would be told that its commit has happened, and be told the truth: see TestOutcome.
+        """
+        if way == 'kill_backend':
+            with self.committer.stopped():
+                self.crashes.kill_backend()
+        else:
+            getattr(self.crashes, way)()
         with closing(Watch(self.dsn)) as watch:
             self.assertEqual(watch.rows('SELECT FROM object_state WHERE tid = %s', u64(LOST)), [], 'it was on disk')
 
@@ -370,6 +391,12 @@ class TestOutcome(Suite):
         require_pgbouncer(self)
         super().setUp()
 
+    def change(self, storage) -> tuple[bytes, TransactionMetaData]:
+        """Vote to change an object. Return its oid and the transaction."""
+        oid = storage.new_oid()
+        tid = commit(storage, (oid, z64, state(OLD)))
+        return oid, voted(storage, (oid, tid, state(PHANTOM)))
+
     def lost_while_asked(self, keep_history: bool, statement: str) -> None:
         """Have a commit that is seen lose its connection; crash before that statement is sent to ask for it."""
         dsn = self.database(f'{keep_history}_{statement}'.lower(), keep_history)
@@ -378,9 +405,7 @@ class TestOutcome(Suite):
         bouncer.start()
         storage = relstore.RelStore(relstore.PostgreSQL(bouncer.dsn(dsn)), keep_history=keep_history)
         with closing(storage), closing(Watch(dsn)) as watch, ThreadPoolExecutor(1) as threads:
-            oid = storage.new_oid()
-            tid = commit(storage, (oid, z64, state(OLD)))
-            txn = voted(storage, (oid, tid, state(PHANTOM)))
+            oid, txn = self.change(storage)
             backend, *_ = storage._txn._ticket
             watch.rows('SELECT pg_advisory_lock(%s)', GATE)
             self.crashes.hold_back_log()
@@ -411,6 +436,41 @@ class TestOutcome(Suite):
         for keep_history in True, False:
             with self.subTest(keep_history=keep_history):
                 self.lost_while_asked(keep_history, 'make_durable')
+
+    @contextmanager
+    def seen(self, keep_history: bool = True, make_durable: str = ''):
+        """In this context a commit can be seen, and its storage has another connection, with which it can ask.
+
+        Yields the storage, the oid of the object, the pid of the backend, and what will be told. make_durable: what to
+        send instead of that statement.
+        """
+        dsn = self.database(str(keep_history).lower(), keep_history)
+        storage = relstore.RelStore(relstore.PostgreSQL(dsn), keep_history=keep_history)
+        with closing(storage), closing(Watch(dsn)) as watch, ThreadPoolExecutor(1) as threads:
+            oid, txn = self.change(storage)
+            backend, *_ = storage._txn._ticket
+            watch.rows('SELECT pg_advisory_lock(%s)', GATE)
+            self.crashes.hold_back_log()
+            sql = storage._adapter.sql
+            with between_its_commits(storage), patch.object(sql, 'make_durable', make_durable or sql.make_durable):
+                finish = threads.submit(storage.tpc_finish, txn)
+                watch.until_somebody_waits()
+                self.assertEqual(value_of(storage.load(oid)[0]), PHANTOM)
+                yield storage, oid, backend, finish
+
+    def test_what_is_told_before_a_crash_is_noticed_is_true_after_it(self):
+        for keep_history in True, False:
+            with self.subTest(keep_history=keep_history), self.seen(keep_history) as (storage, oid, backend, finish):
+                self.crashes.kill_backend(pid=backend, unnoticed=lambda told=finish: told.result(SECONDS))
+                record, tid = storage.load(oid)
+                self.assertEqual((tid, value_of(record)), (finish.result(), PHANTOM))
+
+    def test_without_making_it_durable_it_would_not_be(self):
+        with self.seen(make_durable='SELECT 1') as (storage, oid, backend, finish):
+            self.crashes.kill_backend(pid=backend, unnoticed=lambda: finish.result(SECONDS))
+            record, tid = storage.load(oid)
+            self.assertLess(tid, finish.result())
+            self.assertEqual(value_of(record), OLD)
 
 
 class TestStorm(unittest.TestCase):
