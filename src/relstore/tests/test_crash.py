@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import tempfile
+import time
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -471,6 +472,21 @@ class TestOutcome(Suite):
             record, tid = storage.load(oid)
             self.assertLess(tid, finish.result())
             self.assertEqual(value_of(record), OLD)
+
+    def test_a_server_that_is_killed_answers_nobody(self):
+        """However long that takes: the other tests rest on it."""
+        send = signal.pidfd_send_signal
+
+        def send_slowly(process, number):
+            send(process, number)
+            if number == signal.SIGKILL:
+                time.sleep(0.1)
+
+        with self.seen() as (storage, oid, _, finish):
+            with patch.object(signal, 'pidfd_send_signal', send_slowly):
+                self.crashes.kill_server()
+            self.assertIsInstance(finish.exception(SECONDS), TransientError)
+            self.assertEqual(value_of(storage.load(oid)[0]), OLD)
 
 
 class TestStorm(unittest.TestCase):
