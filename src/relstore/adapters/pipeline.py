@@ -82,7 +82,12 @@ class Connection:
             for _ in sends:
                 results.append(self._receive())
             self._wait()
-            self._pq.get_result()           # the end of the pipeline
+            end = self._pq.get_result()
+            if end is not None and end.status == self._status.FATAL_ERROR:
+                results.append(end)         # of the commit, which comes last without a BEGIN
+                self._receive()
+                self._wait()
+                self._pq.get_result()
             self._pq.exit_pipeline_mode()
         except self._errors.OperationalError:
             # Of a server that said why before it closed the connection, that is the error.
@@ -127,20 +132,23 @@ class Connection:
             self._pq.consume_input()
 
     def _receive(self):
-        """Return the result of one statement; of several that are errors the first, which is the reason."""
-        first = None
+        """Return the result of one statement; of several the first that is an error, which is the reason.
+
+        Rows do not mean that it is done: without a BEGIN, the commit comes after them, and may fail.
+        """
+        found = None
         while True:
             try:
                 self._wait()
             except self._errors.OperationalError:
-                # Rows do not mean that it is done: without a BEGIN, the commit comes after them.
-                if first is None or first.status != self._status.FATAL_ERROR:
+                if found is None or found.status != self._status.FATAL_ERROR:
                     raise
-                return first
+                return found
             result = self._pq.get_result()
             if result is None:
-                return first
-            first = first or result
+                return found
+            if found is None or result.status == self._status.FATAL_ERROR != found.status:
+                found = result
 
     def _succeeded(self, result):
         """Return a result, or raise the error that it is."""

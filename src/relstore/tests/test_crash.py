@@ -6,10 +6,12 @@ import multiprocessing
 import os
 import random
 import shutil
+import signal
 import tempfile
+import time
 import unittest
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from threading import Event
 from unittest.mock import patch
@@ -72,6 +74,12 @@ class TestWindow(Suite):
                 self.crashes.hold_back_log()
                 work(dsn, getattr(self.crashes, way))
 
+    def test_rows_are_seen_that_have_no_columns(self):
+        with closing(Watch(self.server.dsn())) as watch:
+            self.assertEqual(watch.rows('SELECT FROM generate_series(1, 2)'), [(), ()])
+            self.assertEqual(watch.rows('SELECT WHERE false'), [])
+            self.assertEqual(watch.rows('SET application_name = DEFAULT'), [])
+
     def test_an_asynchronous_commit_is_lost(self):
         def work(dsn, crash):
             with closing(Watch(dsn)) as writer, closing(Watch(dsn)) as reader:
@@ -128,6 +136,17 @@ class Committer:
         if not self._pipe.poll(SECONDS):
             raise TimeoutError(f'the committer said nothing for {SECONDS} s')
         return self._pipe.recv()
+
+    @contextmanager
+    def stopped(self):
+        """In this context it asks nobody what became of its commit."""
+        pid = self._process.pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -242,7 +261,16 @@ class TestPhantom(Suite):
         self.watch.until('EXISTS (SELECT FROM object_state WHERE tid = %s)', u64(LOST))
 
     def crash(self, way: str) -> None:
-        getattr(self.crashes, way)()
+        """Have it never been.
+
+        The death of a backend closes its connection before the server hears of it. The committer could ask meanwhile,
+        and would be told that its commit has happened, and be told the truth: see TestOutcome.
+        """
+        if way == 'kill_backend':
+            with self.committer.stopped():
+                self.crashes.kill_backend()
+        else:
+            getattr(self.crashes, way)()
         with closing(Watch(self.dsn)) as watch:
             self.assertEqual(watch.rows('SELECT FROM object_state WHERE tid = %s', u64(LOST)), [], 'it was on disk')
 
@@ -364,6 +392,12 @@ class TestOutcome(Suite):
         require_pgbouncer(self)
         super().setUp()
 
+    def change(self, storage) -> tuple[bytes, TransactionMetaData]:
+        """Vote to change an object. Return its oid and the transaction."""
+        oid = storage.new_oid()
+        tid = commit(storage, (oid, z64, state(OLD)))
+        return oid, voted(storage, (oid, tid, state(PHANTOM)))
+
     def lost_while_asked(self, keep_history: bool, statement: str) -> None:
         """Have a commit that is seen lose its connection; crash before that statement is sent to ask for it."""
         dsn = self.database(f'{keep_history}_{statement}'.lower(), keep_history)
@@ -372,9 +406,7 @@ class TestOutcome(Suite):
         bouncer.start()
         storage = relstore.RelStore(relstore.PostgreSQL(bouncer.dsn(dsn)), keep_history=keep_history)
         with closing(storage), closing(Watch(dsn)) as watch, ThreadPoolExecutor(1) as threads:
-            oid = storage.new_oid()
-            tid = commit(storage, (oid, z64, state(OLD)))
-            txn = voted(storage, (oid, tid, state(PHANTOM)))
+            oid, txn = self.change(storage)
             backend, *_ = storage._txn._ticket
             watch.rows('SELECT pg_advisory_lock(%s)', GATE)
             self.crashes.hold_back_log()
@@ -405,6 +437,56 @@ class TestOutcome(Suite):
         for keep_history in True, False:
             with self.subTest(keep_history=keep_history):
                 self.lost_while_asked(keep_history, 'make_durable')
+
+    @contextmanager
+    def seen(self, keep_history: bool = True, make_durable: str = ''):
+        """In this context a commit can be seen, and its storage has another connection, with which it can ask.
+
+        Yields the storage, the oid of the object, the pid of the backend, and what will be told. make_durable: what to
+        send instead of that statement.
+        """
+        dsn = self.database(str(keep_history).lower(), keep_history)
+        storage = relstore.RelStore(relstore.PostgreSQL(dsn), keep_history=keep_history)
+        with closing(storage), closing(Watch(dsn)) as watch, ThreadPoolExecutor(1) as threads:
+            oid, txn = self.change(storage)
+            backend, *_ = storage._txn._ticket
+            watch.rows('SELECT pg_advisory_lock(%s)', GATE)
+            self.crashes.hold_back_log()
+            sql = storage._adapter.sql
+            with between_its_commits(storage), patch.object(sql, 'make_durable', make_durable or sql.make_durable):
+                finish = threads.submit(storage.tpc_finish, txn)
+                watch.until_somebody_waits()
+                self.assertEqual(value_of(storage.load(oid)[0]), PHANTOM)
+                yield storage, oid, backend, finish
+
+    def test_what_is_told_before_a_crash_is_noticed_is_true_after_it(self):
+        for keep_history in True, False:
+            with self.subTest(keep_history=keep_history), self.seen(keep_history) as (storage, oid, backend, finish):
+                self.crashes.kill_backend(pid=backend, unnoticed=lambda told=finish: told.result(SECONDS))
+                record, tid = storage.load(oid)
+                self.assertEqual((tid, value_of(record)), (finish.result(), PHANTOM))
+
+    def test_without_making_it_durable_it_would_not_be(self):
+        with self.seen(make_durable='SELECT 1') as (storage, oid, backend, finish):
+            self.crashes.kill_backend(pid=backend, unnoticed=lambda: finish.result(SECONDS))
+            record, tid = storage.load(oid)
+            self.assertLess(tid, finish.result())
+            self.assertEqual(value_of(record), OLD)
+
+    def test_a_server_that_is_killed_answers_nobody(self):
+        """However long that takes: the other tests rest on it."""
+        send = signal.pidfd_send_signal
+
+        def send_slowly(process, number):
+            send(process, number)
+            if number == signal.SIGKILL:
+                time.sleep(0.1)
+
+        with self.seen() as (storage, oid, _, finish):
+            with patch.object(signal, 'pidfd_send_signal', send_slowly):
+                self.crashes.kill_server()
+            self.assertIsInstance(finish.exception(SECONDS), TransientError)
+            self.assertEqual(value_of(storage.load(oid)[0]), OLD)
 
 
 class TestStorm(unittest.TestCase):

@@ -75,6 +75,29 @@ class Pipeline(unittest.TestCase):
         self.assertFalse(self.session.in_transaction)
         self.assertEqual(self.session.all('SELECT n FROM t'), [(1,)])
 
+    def test_an_error_at_commit(self):
+        """Without a BEGIN the commit comes after the rows, and fails still where something is deferred until then."""
+        self.session.run('CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS '
+                         "$$ BEGIN RAISE 'too late'; END $$")
+        self.session.run('CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON t DEFERRABLE INITIALLY DEFERRED '
+                         'FOR EACH ROW EXECUTE FUNCTION refuse()')
+        insert = 'INSERT INTO t VALUES (%s) RETURNING n'
+        for prepared in False, True:
+            if prepared:
+                self.session.prepare([insert])
+            for name, send in {
+                'run': lambda: self.session.run('INSERT INTO t VALUES (%s)', (1,)),
+                'rows': lambda: self.session.one(insert, (1,)),
+                'last': lambda: self.session.script(f'SELECT %s::text;\n{insert}', ('1', 1)),
+                'first': lambda: self.session.script(f'{insert};\nSELECT %s::text', (1, '1')),
+                'COMMIT': lambda: self.session.script('BEGIN;\nINSERT INTO t VALUES (%s);\nCOMMIT;\nSELECT 1', (1,)),
+            }.items():
+                with self.subTest(name, prepared=prepared), self.assertRaisesRegex(DatabaseError, '^too late$'):
+                    send()
+                self.assertFalse(self.session.broken)
+                self.assertFalse(self.session.in_transaction)
+                self.assertEqual(self.session.all('SELECT n FROM t'), [])
+
     def test_a_server_that_says_why_it_goes(self):
         for script in 'SELECT 1', f'SELECT 1;\n{SHUT};\nSELECT 1':
             with self.subTest(script):

@@ -102,7 +102,8 @@ class Watch(AnyWatch):
     def rows(self, sql: str, *parameters) -> list[tuple]:
         with self._connection.cursor() as cursor:
             cursor.execute(sql, parameters or None)
-            return cursor.fetchall() if cursor.description else []
+            # Rows without columns, those of SELECT FROM, have a description too: an empty one.
+            return [] if cursor.description is None else cursor.fetchall()
 
     def terminate(self, pid: int) -> None:
         self.rows('SELECT pg_terminate_backend(%s)', pid)

@@ -48,20 +48,37 @@ class Crashes:
         self._server.start()
         self.close()
 
-    def kill_backend(self, moment: Callable[[], None] = lambda: None) -> None:
-        """SIGKILL to a backend, likewise; then the server ends all others. It is one that works, if any does."""
+    def kill_backend(self, moment: Callable[[], None] = lambda: None, pid: int = 0,
+                     unnoticed: Callable[[], None] | None = None) -> None:
+        """SIGKILL to a backend, likewise; then the server ends all others.
+
+        Before it notices, it serves the others as ever: whoever commits in this moment has the log written, and what
+        was seen before is not lost. unnoticed: called in the moment, which lasts as long; nobody can connect in it.
+        pid: of the backend; else it is one that works, if any does.
+        """
         with closing(Watch(self._dsn)) as watch:
             epoch = watch.one('SELECT value FROM relstore_epoch')
             moment()
             pids = [pid for pid, in watch.rows(
                 "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND state = 'active' "
-                'ORDER BY pid = pg_backend_pid()')]
+                'ORDER BY pid <> %s, pid = pg_backend_pid()', pid)]
             victim = next(filter(None, map(open_process, pids)))
-            kill_and_wait(victim)
+            if unnoticed is None:
+                kill_and_wait(victim)
+            else:
+                self._kill_unnoticed(victim, unnoticed)
         writer, self._writer = self._writer, None
         if writer is not None:
             kill_and_wait(writer)       # it cannot obey the order to end
         self._until_another_epoch_than(epoch)
+
+    def _kill_unnoticed(self, victim: int, work: Callable[[], None]) -> None:
+        self._server.process.send_signal(signal.SIGSTOP)
+        try:
+            kill_and_wait(victim)
+            work()
+        finally:
+            self._server.process.send_signal(signal.SIGCONT)
 
     def _until_another_epoch_than(self, epoch: str) -> None:
         deadline = time.monotonic() + SECONDS_TO_RECOVER

@@ -122,9 +122,11 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGSTOP)  # no more children
             children = list(filter(None, map(open_process, children_of(self.process.pid))))
-            for child in children:  # all at once: none has time for what it would do if another were gone
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(child, signal.SIGKILL)
+            # All at once: none has time for what it would do if another were gone, nor serves the clients of another.
+            for number in signal.SIGSTOP, signal.SIGKILL:
+                for child in children:
+                    with contextlib.suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(child, number)
             self.process.kill()
             self.process.wait()
             for child in children:
