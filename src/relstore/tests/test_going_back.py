@@ -259,6 +259,8 @@ class OneOfTwo(Site):
         """)
 
     def test_one_moves(self):
+        if not Path(PYTHON).exists():
+            cannot_run(self, f'There is no RelStorage: no {PYTHON} (make .venv-bench/made)', excused=True)
         for name in 'zodb', 'damaged':
             self.create(name)
         [text] = [text for text in blocks('Moving one of two databases') if 'relstore.beside' in text]
