@@ -140,7 +140,7 @@ class Transaction:
         return resolved
 
     def _state(self, oid: int, tid: int) -> bytes | None:
-        row = self._database.pool.attempt(lambda session: self._adapter.load_serial(session, oid, tid))
+        row = self._database.pool.attempt(self._adapter.load_serial, oid, tid)
         if row is None:
             raise UndoError('The revision to go back to has been packed.', p64(oid))
         return row[0]
@@ -423,7 +423,7 @@ class Transaction:
         deadline = time.monotonic() + OUTCOME_PATIENCE
         while True:
             try:
-                tid = self._database.pool.attempt(lambda s: self._adapter.outcome(s, self._ticket, oids))
+                tid = self._database.pool.attempt(self._adapter.outcome, self._ticket, oids)
                 break
             except (StorageError, ConflictError) as e:
                 # A server that recovers from a crash refuses connections for a while, and then all come at once.

@@ -53,8 +53,7 @@ class Database:
         self.cache = Cache(options.cache_local_mb << 20, options.cache_local_object_max,
                            keep_bases=not adapter.keep_history)
         self.pool = SessionPool(adapter.connect, options.pool_size, options.pool_timeout)
-        self.oids = OidAllocator(lambda count: self.pool.attempt(lambda s: adapter.new_oids(s, count)),
-                                 options.pool_timeout)
+        self.oids = OidAllocator(partial(self.pool.attempt, adapter.new_oids), options.pool_timeout)
         self.ahead = Counts()
         self.marks = None if adapter.keep_history or options.read_only else Marks(adapter)
         self.conflicts = Conflicts()
@@ -184,7 +183,7 @@ class Database:
 
     def shared_poll(self) -> Answer:
         """Bring the cache up to date, together with whoever wants that in this moment."""
-        at, generation = self.polling.by_turns(lambda: self.pool.attempt(self.poll))
+        at, generation = self.polling.by_turns(partial(self.pool.attempt, self.poll))
         if generation == self.cache.generation:
             at = max(at, self.cache.head)       # others may have polled later, and their answer is ours too
         return at, generation

@@ -15,7 +15,7 @@ PAGE = 200
 
 def history(database: Database, oid: int, size: int) -> list[dict]:
     """Return dictionaries for the newest `size` revisions of an object, newest first; see IStorage.history."""
-    rows = database.pool.attempt(lambda session: database.adapter.history(session, oid, min(size, MAX_TID)))
+    rows = database.pool.attempt(database.adapter.history, oid, min(size, MAX_TID))
     if not rows and size > 0:
         raise POSKeyError(p64(oid))
     return [_extension(extension) | {
@@ -34,7 +34,7 @@ def undo_log(database: Database, first: int, last: int, accept: Callable[[dict],
 def _undoable(database: Database, page: int) -> Iterator[dict]:
     before = MAX_TID
     while True:
-        rows = database.pool.attempt(lambda session: database.adapter.undo_log(session, before, page))
+        rows = database.pool.attempt(database.adapter.undo_log, before, page)
         for tid, user, description, extension in rows:
             yield _extension(extension) | {
                 'id': p64(tid), 'time': TimeStamp(p64(tid)).timeTime(),

@@ -4,6 +4,7 @@ With history each page is read as it is now: revisions do not move. Without, all
 """
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from ZODB.BaseStorage import DataRecord, TransactionRecord
 from ZODB.POSException import StorageError
@@ -11,14 +12,13 @@ from ZODB.utils import p64, u64
 
 from relstore.adapters.base import MAX_TID, Adapter
 from relstore.database import Database
-from relstore.session import Result, Session
 from relstore.walk import Walks
 
 TRANSACTIONS = 500      # rows a page
 RECORDS = 100
 
-# Returns what it is given returns for a session.
-Read = Callable[[Callable[[Session], Result]], Result]
+# Returns what the first argument returns for a session and the other arguments.
+Read = Callable[..., Any]
 
 
 class TransactionIterator:
@@ -65,7 +65,7 @@ class TransactionIterator:
 
     def _turn(self) -> tuple | None:
         """Read the next page; return its first row, if there is any."""
-        rows = self._read(lambda session: self._adapter.transactions(session, self._start, self._stop, TRANSACTIONS))
+        rows = self._read(self._adapter.transactions, self._start, self._stop, TRANSACTIONS)
         if rows:
             self._start = rows[-1][0] + 1
         self._page, self._has_more = iter(rows), len(rows) == TRANSACTIONS
@@ -89,7 +89,7 @@ class Transaction(TransactionRecord):
     def __iter__(self) -> Iterator[DataRecord]:
         tid, after = u64(self.tid), -1
         while True:
-            rows = self._read(lambda session, after=after: self._adapter.records(session, tid, after, RECORDS))
+            rows = self._read(self._adapter.records, tid, after, RECORDS)
             for oid, state, data_tid in rows:
                 if state and self._unwrap is not None:
                     state = self._unwrap(state)

@@ -243,14 +243,14 @@ class SessionPool:
         finally:
             self.give_back(session)
 
-    def attempt(self, work: Callable[[Session], Result]) -> Result:
-        """Return work(session). If the pooled connection proves to be dead, do it once more on a new one.
+    def attempt(self, work: Callable[..., Result], *arguments) -> Result:
+        """Return work(session, *arguments). If the pooled connection proves to be dead, do it once more on a new one.
 
         For work that is safe to repeat, and leaves no transaction open where it succeeds.
         """
         session = self.borrow()
         try:
-            result = work(session)
+            result = work(session, *arguments)
         except Disconnected:
             self.retire()           # what killed one connection has likely killed them all
             self.give_back(session)
@@ -261,7 +261,7 @@ class SessionPool:
             self._take_back(session)
             return result
         with self.session() as session:
-            return work(session)
+            return work(session, *arguments)
 
     def retire(self) -> None:
         """Drop every session that there is now: the idle ones at once, the others when they come back."""

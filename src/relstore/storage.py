@@ -17,7 +17,6 @@ from ZODB.mvccadapter import HistoricalStorageAdapter
 from ZODB.POSException import (
     ConflictError,
     POSKeyError,
-    ReadConflictError,
     ReadOnlyError,
     StorageTransactionError,
     Unsupported,
@@ -28,22 +27,14 @@ from zope.interface import alsoProvides, implementer
 
 from relstore import history, iterate, transfer
 from relstore.adapters.base import MAX_TID, Adapter
-from relstore.bases import ANYWHERE, Standing
 from relstore.commit import OPEN, VOTED, Transaction
 from relstore.conflicts import ObjectConflicts
 from relstore.database import Database
-from relstore.errors import StorageError, Unavailable
 from relstore.options import Options
 from relstore.pack import Packer
-from relstore.readahead import LARGEST_STATE, ReadAhead
 from relstore.report import Progress, Report
-from relstore.session import Result, Session
+from relstore.view import View
 from relstore.walk import Walks
-
-# Objects that one statement prefetches, at most.
-PREFETCH = 1000
-# Rows that wait for memcached, at most.
-SHARED = 100
 
 
 @implementer(IMVCCPrefetchStorage, IMVCCAfterCompletionStorage, IMultiCommitStorage, ReadVerifyingStorage,
@@ -52,7 +43,7 @@ class RelStore(UndoLogCompatible):
     """A ZODB storage: RelStore(SQLite(data_dir)), RelStore(PostgreSQL(dsn), keep_history=False).
 
     ZODB makes an instance for each of its connections with new_instance(); such a one is used by one thread at a
-    time. It sees the database as of one tid, `_at`, from one poll_invalidations() to the next. An instance that
+    time. It sees the database as of one tid, its view, from one poll_invalidations() to the next. An instance that
     has not polled has no such view: the one that the application made is of this kind (it is DB.storage), and
     reads what is committed now. Its methods may be called by several threads.
     """
@@ -62,22 +53,9 @@ class RelStore(UndoLogCompatible):
         self._database = database
         self._adapter, self._pool, self._cache = self._database.adapter, self._database.pool, self._database.cache
         self.__name__ = self._database.options.name or f'relstore {self._adapter.name}'
-        self._at: int | None = None             # the view
-        self._generation = -1                   # of the database, when the view was taken
-        self._began = self._cache.generation    # and when this was made
-        self._standing = Standing()             # where the view may be, for those who keep what it sees
-        self._cache.add_view(self._standing)
-        self._refused: set[int] = set()         # see Links
-        self._last: tuple = (None, -1)          # the view as of the last poll_invalidations, and its generation
-        self._own: int | None = None            # tid of its commit since then
+        self._view = View(self._database)
         self._poll_may_fail = True              # may the next poll_invalidations raise?
-        self._no_view: StorageError | None = None       # what the last one would have raised
-        self._snapshot: Session | None = None   # where reads_in_snapshot: a session whose transaction stands at `_at`
-        self._snapshot_due = False              # nobody needed one yet, because the poll was saved
-        self._snapshot_late = False             # when it was opened at last, others had committed
-        self._unshared: list[tuple] = []        # rows for memcached: one message a transaction, not one a load
-        self._ahead = ReadAhead(self._cache, database.ahead, database.plain)
-        self._hit: bytes | None = None          # the last state that was in the cache, if no load missed since
+        self._refused: set[int] = set()         # see Links
         self._txn: Transaction | None = None
         self._walks = Walks(self._adapter)
         self._wrapper = None                    # a storage around this one, see registerDB
@@ -151,184 +129,41 @@ class RelStore(UndoLogCompatible):
         self._poll_may_fail = force
 
     def afterCompletion(self) -> None:
-        """End the snapshot, if there is one: between transactions nothing is open in the database."""
-        self._share()
-        self._end_snapshot()
-        self._standing.between = None
+        """Between transactions nothing is open in the database."""
+        self._view.end()
 
     def poll_invalidations(self) -> list[bytes] | None:
         """Move the view to now. Return the oids that changed on the way; None if everything may have.
 
         Where the database cannot be asked, commit() must not raise, for all is done and a retry would do it again; nor
-        open(), for ZODB would lose the connection. Then there is no view, and the first load raises, until the next
-        transaction begins.
+        open(), for ZODB would lose the connection. Then the first load raises, until the next transaction begins.
         """
-        self._share()
-        self._end_snapshot()
-        if not self._adapter.loads_are_cheap:
-            self._ahead.wake()
-        last, generation = self._last
-        self._at = self._no_view = None
-        try:
-            self._take_view()
-        except StorageError as e:
-            self._no_view = e       # a view of a later time would not fit what the connection still holds
-            if self._poll_may_fail:
-                raise
-            return []
-        changed = [] if last is None else self._cache.invalidations(last, self._own, generation)
-        self._last, self._own = (self._at, self._generation), None
+        changed = self._view.begin(self._poll_may_fail)
         return None if changed is None else [p64(oid) for oid in changed]
-
-    def _take_view(self) -> None:
-        ask = self._poll_snapshot if self._adapter.reads_in_snapshot else self._database.shared_poll
-        self._standing.between = self._cache.head, ANYWHERE
-        try:
-            self._at, self._generation = self._database.polling.unless_known(ask, self._database.known)
-        finally:
-            self._standing.between = None if self._at is None else (self._at, self._at)
-        self._snapshot_due = self._adapter.reads_in_snapshot and self._snapshot is None
-
-    def _poll_snapshot(self) -> tuple[int, int]:
-        def poll():
-            self._snapshot = self._pool.borrow()
-            return self._database.poll(self._snapshot)
-        try:
-            return poll()
-        except Exception:
-            dead = self._snapshot is not None and self._snapshot.broken
-            self._end_snapshot()
-            if not dead:
-                raise
-            self._pool.retire()
-            try:
-                return poll()
-            except BaseException:
-                self._end_snapshot()
-                raise
-
-    def _end_snapshot(self) -> None:
-        session, self._snapshot = self._snapshot, None
-        self._snapshot_due = self._snapshot_late = False
-        if session is not None:
-            self._pool.give_back(session)
 
     # Reading ------------------------------------------------------------------------------------------------------
 
     def load(self, oid: bytes, version: str = '') -> tuple[bytes, bytes]:
         """Return (state, tid) as the view sees the object; without a view, as it is now."""
-        at, cache = self._at, self._cache
-        if at is not None and self._generation == cache.generation:
+        view, cache = self._view, self._cache
+        at = view.at
+        if at is not None and view.generation == cache.generation:
             hit = cache.find(int.from_bytes(oid, 'big'), at)        # half as long as u64
             if hit is not None:
-                self._hit = state = hit.state
+                view.hit = state = hit.state
                 return state, hit.tid.to_bytes(8, 'big')
-        row = self._load(_number(oid))
+        row = view.load(_number(oid))
         if row is None or row[0] is None:
             raise POSKeyError(oid)
         if self._database.blobs.there:
             self._database.blobs.refuse_load(u64(oid), row[0])
         return row[0], p64(row[1])
 
-    def _load(self, oid: int) -> tuple | None:
-        """Return (state, tid, ...) of what is not cached. Apart from load, which a closure would make slower."""
-        if self._no_view is not None:
-            raise Unavailable('The database could not be asked when this transaction began: begin another one. '
-                              f'{self._no_view}')
-        if self._at is None and self._last[0] is not None:
-            self._take_view()       # it has committed since; the next poll_invalidations reports what changed
-            hit = self._cache.find(oid, self._at) if self._generation == self._cache.generation else None
-            if hit is not None:
-                return hit.state, hit.tid
-        if self._at is None:
-            return self._pool.attempt(lambda session: self._adapter.load_now(session, oid))
-        return self._load_at(oid, self._at)
-
-    def _load_at(self, oid: int, at: int) -> tuple | None:
-        """Load (state, tid, references) past the cache. ReadConflictError if it is there no longer, or never can be."""
-        hit, self._hit = self._hit, None
-        ahead = self._ahead.beside(oid, at, hit)
-        if ahead or self._database.tier is not None:
-            row = self._load_with(ahead, oid, at)
-        else:
-            row = self._view(oid, lambda session: self._adapter.load_at(session, oid, at))
-        if row is None:
-            # The view's own snapshot sees nothing newer than the view: what it does not see is not there.
-            if ((self._snapshot is None or self._snapshot_late)
-                    and self._view(oid, lambda session: self._adapter.current_tid(session, oid)) is not None):
-                raise ReadConflictError('The revision that this transaction sees is gone', oid=p64(oid))
-        elif row[0] is not None:
-            self._cache.put(oid, row[1], row[0], at, self._generation)
-            if row[2] != b'':
-                self._ahead.saw(oid, row[0], row[2])
-        return row
-
-    def _load_with(self, others: list[int], oid: int, at: int) -> tuple | None:
-        """Load one object, and put others into the cache that are likely to be wanted next."""
-        row = None
-        largest = min(LARGEST_STATE, self._cache.object_max)
-        for found, state, tid, refs in self._fetch([oid, *others], 1, at, largest):
-            if found == oid:
-                row = state, tid, refs
-            elif state is not None:
-                self._cache.put(found, tid, state, at, self._generation)
-                if refs:
-                    self._ahead.saw(found, state, refs)
-        return row
-
-    def _fetch(
-        self, oids: list[int], wanted: int, at: int, largest: int
-    ) -> list[tuple[int, bytes | None, int, bytes | None]]:
-        """Return (oid, state, tid, references) of those that the view sees, the first of any size.
-
-        largest: bytes that the states of the others may have. Where memcached has the first `wanted` of them, the
-        database is not asked for the others.
-        """
-        tier = self._database.tier
-        shared = tier.get(oids, at, self._generation) if tier is not None else {}
-        rows = [(oid, *row) for oid, row in shared.items()]
-        missing = [oid for oid in oids if oid not in shared]
-        if shared and shared.keys() >= set(oids[:wanted]):
-            return rows
-        if len(missing) == 1:
-            [oid] = missing
-            row = self._view(oid, lambda session: self._adapter.load_at(session, oid, at))
-            loaded = [] if row is None else [(oid, *row)]
-        else:
-            loaded = self._view(missing[0], lambda session: self._adapter.load_many(session, missing, at, largest))
-        if tier is not None:
-            self._unshared += loaded
-            if len(self._unshared) >= SHARED:
-                self._share()
-        return rows + loaded
-
-    def _share(self) -> None:
-        """Give to memcached what the view has loaded since."""
-        if self._unshared and self._at is not None:
-            self._database.tier.put(self._unshared, self._at, self._generation)
-        self._unshared = []
-
-    def _view(self, oid: int, read: Callable[[Session], Result]) -> Result:
-        """Return read(session), which reads `oid` as of the view. ReadConflictError if the view's epoch is over."""
-        if self._snapshot_due:
-            last, _ = self._poll_snapshot()
-            self._snapshot_due, self._snapshot_late = False, last != self._at
-        if self._snapshot is not None:
-            result, generation = read(self._snapshot), self._generation
-        else:
-            result, epoch = self._pool.attempt(lambda session: (read(session), session.epoch))
-            generation = self._generation if epoch == self._database.epoch else -1
-        if not self._database.is_current(generation):
-            self._database.polling.forget()     # nothing may have been committed since, but nothing is as it was
-            raise ReadConflictError('The database was restarted after a crash, failed over, or restored since this '
-                                    'transaction began', oid=p64(oid))
-        return result
-
     def loadBefore(self, oid: bytes, tid: bytes) -> tuple[bytes, bytes, bytes | None] | None:
         number, before = _number(oid), min(u64(tid), MAX_TID)
-        row = self._pool.attempt(lambda session: self._adapter.load_before(session, number, before))
+        row = self._pool.attempt(self._adapter.load_before, number, before)
         if row is None:
-            if self._pool.attempt(lambda session: self._adapter.load_now(session, number)) is None:
+            if self._pool.attempt(self._adapter.load_now, number) is None:
                 raise POSKeyError(oid)
             return None
         state, start, end = row
@@ -341,7 +176,7 @@ class RelStore(UndoLogCompatible):
         number, tid = _number(oid), u64(serial)
         state = self._cache.revision(number, tid)
         if state is None and tid <= MAX_TID:
-            row = self._pool.attempt(lambda session: self._adapter.load_serial(session, number, tid))
+            row = self._pool.attempt(self._adapter.load_serial, number, tid)
             state = row and row[0]
         if state is None:
             raise POSKeyError(oid)
@@ -350,35 +185,19 @@ class RelStore(UndoLogCompatible):
 
     def prefetch(self, oids: Iterable[bytes]) -> None:
         """Load objects into the cache, with one statement for many."""
-        at = self._at
-        if at is None or self._generation != self._cache.generation:
-            return
-        self._ahead.wake()      # what these refer to is likely to be wanted
-        largest = self._cache.object_max
-        wanted = [oid for oid in map(u64, oids) if oid <= MAX_TID and not self._cache.holds(oid, at)]
-        for start in range(0, len(wanted), PREFETCH):
-            batch = wanted[start:start + PREFETCH]
-            try:
-                rows = self._fetch(batch, len(batch), at, largest)
-            except ReadConflictError:
-                return              # load() will say so
-            for oid, state, tid, refs in rows:
-                if state is not None:
-                    self._cache.put(oid, tid, state, at, self._generation)
-                    if refs:
-                        self._ahead.saw(oid, state, refs)
+        self._view.prefetch(map(u64, oids))
 
     def getTid(self, oid: bytes) -> bytes:
         number = _number(oid)
-        row = self._pool.attempt(lambda session: self._adapter.load_now(session, number))
+        row = self._pool.attempt(self._adapter.load_now, number)
         if row is None or row[0] is None:
             raise POSKeyError(oid)
         return p64(row[1])
 
     def lastTransaction(self) -> bytes:
         """Return the tid of this view's state; without a view, of the newest transaction."""
-        if self._at is not None:
-            return p64(self._at)
+        if self._view.at is not None:
+            return p64(self._view.at)
         # Who asks may have a cache, and learn of a commit of this process by the `func` of tpc_finish: not after this.
         with self._finish_lock:
             return p64(self._pool.attempt(self._adapter.last_tid))
@@ -395,9 +214,8 @@ class RelStore(UndoLogCompatible):
             raise StorageTransactionError('Duplicate tpc_begin calls for same transaction')
         self._commit_lock.acquire()
         try:
-            self._end_snapshot()    # an instance holds one session at most: oids and the vote will need one
-            at = self._last[0] if self._at is None and self._database.is_current(self._last[1]) else self._at
-            self._txn = Transaction(self._database, transaction, self._generation, self._began, at, self._refused,
+            view, at = self._view, self._view.begin_commit()    # an instance holds one session at most
+            self._txn = Transaction(self._database, transaction, view.generation, view.began, at, self._refused,
                                     None if tid is None else u64(tid), packed=status == 'p')
         except BaseException:
             self._commit_lock.release()
@@ -405,7 +223,7 @@ class RelStore(UndoLogCompatible):
 
     def store(self, oid: bytes, serial: bytes | None, data: bytes, version: str, transaction) -> None:
         txn, base = self._current(transaction), u64(serial) if serial else 0
-        if base and self._over_base and self._pool.attempt(lambda s: self._adapter.current_tid(s, u64(oid))) is None:
+        if base and self._over_base and self._pool.attempt(self._adapter.current_tid, u64(oid)) is None:
             base = 0        # of an object in the base, to which the DemoStorage has compared it
         txn.store(u64(oid), base, data)
 
@@ -429,12 +247,11 @@ class RelStore(UndoLogCompatible):
 
     def tpc_finish(self, transaction, func: Callable[[bytes], None] = lambda tid: None) -> bytes:
         txn = self._current(transaction, VOTED)
-        self._share()       # while there is a view
+        self._view.share()      # while there is one
         try:
             with self._finish_lock:
                 tid = txn.finish()
-                # Other commits may lie between the view and this one: the view is no more.
-                self._at, self._own = None, tid
+                self._view.committed(tid)
                 func(p64(tid))
                 return p64(tid)
         finally:
@@ -587,7 +404,7 @@ class RelStore(UndoLogCompatible):
         self._check_writable()
         self.release()
         self._database.zap_all()
-        self._at, self._generation, self._last = None, -1, (self._last[0], -1)      # everything has changed
+        self._view.lose()
 
 
 def _number(oid: bytes) -> int:

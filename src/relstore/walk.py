@@ -58,8 +58,8 @@ class Walk:
     def is_open(self) -> bool:
         return self._end.alive
 
-    def read(self, work: Callable[[Session], Result]) -> Result:
-        """Return work(session). Unavailable if the snapshot is lost: begin from the beginning."""
+    def read(self, work: Callable[..., Result], *arguments) -> Result:
+        """Return work(session, *arguments). Unavailable if the snapshot is lost: begin from the beginning."""
         if self._session.pid != os.getpid():
             raise Unavailable('The snapshot belongs to the process that this one was forked from; begin again.')
         with self._lock:
@@ -68,7 +68,7 @@ class Walk:
             if not self._end.alive:
                 raise StorageError('What this was read from is closed.')
             try:
-                return work(self._session)
+                return work(self._session, *arguments)
             except BaseException as e:
                 self._lost = e
                 self._end()
@@ -189,8 +189,7 @@ class Walks:
 
     def _has_all(self, other: Walk, walk: Walk, tid: int) -> bool:
         """Whether an older walk has all that this one has up to a tid."""
-        return other.tid >= tid or not walk.read(
-            lambda session: self._adapter.transactions(session, other.tid + 1, tid, 1))
+        return other.tid >= tid or not walk.read(self._adapter.transactions, other.tid + 1, tid, 1)
 
     def record(self, cookie: bytes | None) -> tuple[int, int, bytes, bytes | None]:
         """Return (oid, tid, state, cookie of the next object or None).
@@ -202,7 +201,7 @@ class Walks:
             raise ValueError(f'This is no oid, and not what the last call returned: {cookie!r}.')
         start, name = min(u64(cookie[:8]), MAX_TID) if cookie else 0, cookie[8:] if cookie else b''
         walk = self._named(name) if name else self.begin()
-        rows = walk.read(lambda session: self._adapter.current_records(session, start, 2))
+        rows = walk.read(self._adapter.current_records, start, 2)
         if len(rows) < 2:
             self._forget(name)
             walk.close()

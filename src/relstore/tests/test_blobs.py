@@ -129,8 +129,8 @@ class Suite:
                 with self.assertRaisesRegex(Unsupported, SENTENCE):
                     instance.loadSerial(BLOB, self.second)
                 self.assertEqual(instance.load(BESIDE), (minimal(2), self.third))
-        self.assertFalse(view._cache.holds(u64(BLOB), view._at))
-        self.assertTrue(view._cache.holds(u64(BESIDE), view._at))
+        self.assertFalse(view._cache.holds(u64(BLOB), view._view.at))
+        self.assertTrue(view._cache.holds(u64(BESIDE), view._view.at))
         view.release()
 
 

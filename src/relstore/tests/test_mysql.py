@@ -469,7 +469,7 @@ class Ended(Suite):
         def work(end):
             self.view.poll_invalidations()
             self.view.load(self.oids[0])
-            end(self._pid(self.view._snapshot or self.mine._pool._idle[0]))
+            end(self._pid(self.view._view._snapshot.session or self.mine._pool._idle[0]))
             if self.keep_history:
                 self.assertEqual(value_of(self.view.load(self.oids[1])[0]), self.count)
             else:

@@ -121,7 +121,8 @@ class LateAnswers(Suite):
 
     def test_states(self):
         """They are of a database that is no more."""
-        ask, asked = self.view._view, []
+        view = self.view._view
+        ask, asked = view._read, []
 
         def late(*arguments):
             result = ask(*arguments)
@@ -130,12 +131,12 @@ class LateAnswers(Suite):
             return result
 
         def load_two(oid):
-            with patch.object(self.view._ahead, 'beside', lambda *_: [u64(self.second)]):
+            with patch.object(view._ahead, 'beside', lambda *_: [u64(self.second)]):
                 self.view.load(oid)
 
         reads = self.view.load, load_two, lambda oid: self.view.prefetch([oid])
         for read in reads:
-            with patch.object(self.view, '_view', late):
+            with patch.object(view, '_read', late):
                 read(self.first)
             self.assertEqual(self.storage.cache_stats()['objects'], 0)
             self.view.afterCompletion()
@@ -415,7 +416,7 @@ class AfterCommit(Suite):
         self.view.poll_invalidations()
         self.view.load(cached)
         commit(self.view, (mine, tid, state(1)))
-        with patch.object(self.view, '_load_at', side_effect=AssertionError):
+        with patch.object(self.view._view, '_load', side_effect=AssertionError):
             self.assertEqual(value_of(self.view.load(cached)[0]), 0)
         self.view.afterCompletion()
 

@@ -116,7 +116,7 @@ class Restored(TestCase):
         """In a transaction that has read what is about to go; it is committed at the end, in vain."""
         app.manager.begin()
         app.set(c=app.connection.root()['a'].value + 10)
-        app.connection._storage._end_snapshot()     # the server would wait for it before it lets anybody restore
+        app.connection._storage._view._snapshot.end()     # the server would wait for it before it lets anybody restore
         yield
         with self.assertRaises(TransientError):
             app.manager.commit()

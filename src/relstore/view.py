@@ -1,0 +1,279 @@
+"""View: what one connection sees, the database as of one tid, from one begin() to the next.
+
+There is none before the first begin(): then everything is read as it is now. Nor is there one after a commit, for
+others may have committed between the view and that: the first load takes another one, and the next begin() reports what
+changed on the way. Where the database cannot be asked when a view is to begin, nothing can be loaded until the next one
+does.
+
+Where history is kept, or the server shows one state to a transaction, whoever reads at `at` reads the same whenever he
+asks. Elsewhere a view has a session whose transaction stands there: see Snapshot.
+"""
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ZODB.POSException import ReadConflictError
+from ZODB.utils import p64
+
+from relstore.adapters.base import MAX_TID
+from relstore.bases import ANYWHERE, Standing
+from relstore.database import Database
+from relstore.errors import StorageError, Unavailable
+from relstore.polling import Answer
+from relstore.readahead import LARGEST_STATE, ReadAhead
+from relstore.session import Result, Session
+
+# Objects that one statement prefetches, at most.
+PREFETCH = 1000
+# Rows that wait for memcached, at most.
+SHARED = 100
+
+# (oid, state, tid, references or None): what was loaded of an object.
+Loaded = tuple[int, bytes | None, int, bytes | None]
+
+
+class View:
+    """One connection's view. It is used by one thread at a time; apart from load() where it has never begun.
+
+    at: the tid it stands at; None where there is none. generation: of the database, when it was taken.
+    hit: the last state that was found in the cache, if no load has missed since; whoever finds one sets it.
+    began: the generation in which the connection began, whose objects may be as old as that.
+    """
+
+    def __init__(self, database: Database):
+        self._database, self._adapter = database, database.adapter
+        self._pool, self._cache = database.pool, database.cache
+        self.at: int | None = None
+        self.generation = -1
+        self.began = self._cache.generation
+        self.hit: bytes | None = None
+        self._told: tuple[int | None, int] = None, -1   # up to where the connection knows what changed: at, generation
+        self._own: int | None = None            # tid of its commit since then
+        self._failure: StorageError | None = None       # why there is none
+        self._snapshot = Snapshot(database)
+        self._standing = Standing()             # where it may be, for those who keep what it sees
+        self._cache.add_view(self._standing)
+        self._ahead = ReadAhead(self._cache, database.ahead, database.plain)
+        self._unshared: list[Loaded] = []       # what memcached is to get: one message a transaction, not one a load
+
+    # Beginning and ending -----------------------------------------------------------------------------------------
+
+    def begin(self, may_fail: bool = True) -> list[int] | None:
+        """Move to now. Return the oids that changed on the way; None if everything may have.
+
+        may_fail: whether to raise where the database cannot be asked, or to leave that to the first load.
+        """
+        self.share()
+        self._snapshot.end()
+        if not self._adapter.loads_are_cheap:
+            self._ahead.wake()
+        last, generation = self._told
+        self.at = self._failure = None
+        try:
+            self._take()
+        except StorageError as e:
+            self._failure = e       # a view of a later time would not fit what the connection still holds
+            if may_fail:
+                raise
+            return []
+        changed = [] if last is None else self._cache.invalidations(last, self._own, generation)
+        self._told, self._own = (self.at, self.generation), None
+        return changed
+
+    def _take(self) -> None:
+        snapshot = self._snapshot
+        ask = snapshot.poll if self._adapter.reads_in_snapshot else self._database.shared_poll
+        self._standing.between = self._cache.head, ANYWHERE
+        try:
+            self.at, self.generation = self._database.polling.unless_known(ask, self._database.known)
+        finally:
+            self._standing.between = None if self.at is None else (self.at, self.at)
+        snapshot.due = self._adapter.reads_in_snapshot and snapshot.session is None
+
+    def end(self) -> None:
+        """End the snapshot, if there is one: between transactions nothing is open in the database."""
+        self.share()
+        self._snapshot.end()
+        self._standing.between = None
+
+    def begin_commit(self) -> int | None:
+        """Give the session back, for a vote needs one. Return where the view stands, or stood before its last commit.
+
+        None: there is none, or it was of an epoch that is over.
+        """
+        self._snapshot.end()
+        last, generation = self._told
+        return last if self.at is None and self._database.is_current(generation) else self.at
+
+    def committed(self, tid: int) -> None:
+        """The connection has committed. Other commits may lie between the view and this one: it is no more."""
+        self.at, self._own = None, tid
+
+    def lose(self) -> None:
+        """Everything has changed."""
+        self.at, self.generation, self._told = None, -1, (self._told[0], -1)
+
+    # Reading ------------------------------------------------------------------------------------------------------
+
+    def load(self, oid: int) -> tuple | None:
+        """Return (state, tid, ...) of an object that is not cached; without a view, as it is now.
+
+        ReadConflictError if what the view sees is gone. Unavailable if the view could not begin.
+        """
+        if self._failure is not None:
+            raise Unavailable('The database could not be asked when this transaction began: begin another one. '
+                              f'{self._failure}')
+        if self.at is None:
+            if self._told[0] is None:
+                return self._pool.attempt(self._adapter.load_now, oid)
+            self._take()
+            hit = self._cache.find(oid, self.at) if self.generation == self._cache.generation else None
+            if hit is not None:
+                return hit.state, hit.tid
+        return self._load(oid, self.at)
+
+    def _load(self, oid: int, at: int) -> tuple | None:
+        hit, self.hit = self.hit, None
+        ahead = self._ahead.beside(oid, at, hit)
+        if ahead or self._database.tier is not None:
+            row = self._load_with(ahead, oid, at)
+        else:
+            row = self._read(oid, self._adapter.load_at, oid, at)
+        if row is None:
+            # The view's own snapshot sees nothing newer than the view: what it does not see is not there.
+            if self._snapshot.may_miss and self._read(oid, self._adapter.current_tid, oid) is not None:
+                raise ReadConflictError('The revision that this transaction sees is gone', oid=p64(oid))
+        elif row[0] is not None:
+            self._cache.put(oid, row[1], row[0], at, self.generation)
+            if row[2] != b'':
+                self._ahead.saw(oid, row[0], row[2])
+        return row
+
+    def _load_with(self, others: list[int], oid: int, at: int) -> tuple | None:
+        """Load one object, and put others into the cache that are likely to be wanted next."""
+        loaded = self._fetch([oid, *others], 1, at, min(LARGEST_STATE, self._cache.object_max))
+        self._keep((row for row in loaded if row[0] != oid), at)
+        return next((row[1:] for row in loaded if row[0] == oid), None)
+
+    def prefetch(self, oids: Iterable[int]) -> None:
+        """Load objects into the cache, with one statement for many."""
+        at = self.at
+        if at is None or self.generation != self._cache.generation:
+            return
+        self._ahead.wake()      # what these refer to is likely to be wanted
+        wanted = [oid for oid in oids if oid <= MAX_TID and not self._cache.holds(oid, at)]
+        for start in range(0, len(wanted), PREFETCH):
+            batch = wanted[start:start + PREFETCH]
+            try:
+                loaded = self._fetch(batch, len(batch), at, self._cache.object_max)
+            except ReadConflictError:
+                return              # load() will say so
+            self._keep(loaded, at)
+
+    def _keep(self, loaded: Iterable[Loaded], at: int) -> None:
+        for oid, state, tid, refs in loaded:
+            if state is not None:
+                self._cache.put(oid, tid, state, at, self.generation)
+                if refs:
+                    self._ahead.saw(oid, state, refs)
+
+    def _fetch(self, oids: list[int], wanted: int, at: int, largest: int) -> list[Loaded]:
+        """Return those of these objects that the view sees, the first of any size.
+
+        largest: bytes that the states of the others may have. Where memcached has the first `wanted` of them, the
+        database is not asked for the others.
+        """
+        tier = self._database.tier
+        shared = tier.get(oids, at, self.generation) if tier is not None else {}
+        rows = [(oid, *row) for oid, row in shared.items()]
+        missing = [oid for oid in oids if oid not in shared]
+        if shared and shared.keys() >= set(oids[:wanted]):
+            return rows
+        if len(missing) == 1:
+            [oid] = missing
+            row = self._read(oid, self._adapter.load_at, oid, at)
+            loaded = [] if row is None else [(oid, *row)]
+        else:
+            loaded = self._read(missing[0], self._adapter.load_many, missing, at, largest)
+        if tier is not None:
+            self._unshared += loaded
+            if len(self._unshared) >= SHARED:
+                self.share()
+        return rows + loaded
+
+    def share(self) -> None:
+        """Give to memcached what was loaded since."""
+        if self._unshared and self.at is not None:
+            self._database.tier.put(self._unshared, self.at, self.generation)
+        self._unshared = []
+
+    def _read(self, oid: int, read: Callable[..., Result], *arguments) -> Result:
+        """Return read(session, *arguments), which reads `oid` as of the view.
+
+        ReadConflictError if the view's epoch is over.
+        """
+        snapshot = self._snapshot
+        if snapshot.due:
+            snapshot.take_late(self.at)
+        if snapshot.session is not None:
+            result, generation = read(snapshot.session, *arguments), self.generation
+        else:
+            result, epoch = self._pool.attempt(_with_epoch, read, arguments)
+            generation = self.generation if epoch == self._database.epoch else -1
+        if not self._database.is_current(generation):
+            self._database.polling.forget()     # nothing may have been committed since, but nothing is as it was
+            raise ReadConflictError('The database was restarted after a crash, failed over, or restored since this '
+                                    'transaction began', oid=p64(oid))
+        return result
+
+
+def _with_epoch(session: Session, read: Callable[..., Result], arguments: tuple[Any, ...]) -> tuple[Result, str | None]:
+    return read(session, *arguments), session.epoch
+
+
+class Snapshot:
+    """A session whose transaction stands at the view, where the adapter reads in snapshots.
+
+    session: None if there is none. due: nobody has needed it yet, because the poll was saved.
+    """
+
+    def __init__(self, database: Database):
+        self._database, self._pool = database, database.pool
+        self.session: Session | None = None
+        self.due = False
+        self._late = False          # when it was taken at last, others had committed
+
+    @property
+    def may_miss(self) -> bool:
+        """May there be an object of which nothing is seen, though it was there when the view began?"""
+        return self.session is None or self._late
+
+    def poll(self) -> Answer:
+        """Take it, and bring the cache up to date with what it sees; see Database.poll."""
+        try:
+            return self._poll()
+        except Exception:
+            dead = self.session is not None and self.session.broken
+            self.end()
+            if not dead:
+                raise
+            self._pool.retire()
+            try:
+                return self._poll()
+            except BaseException:
+                self.end()
+                raise
+
+    def _poll(self) -> Answer:
+        self.session = self._pool.borrow()
+        return self._database.poll(self.session)
+
+    def take_late(self, at: int) -> None:
+        """Take it for a view that stands at `at` already."""
+        last, _ = self.poll()
+        self.due, self._late = False, last != at
+
+    def end(self) -> None:
+        session, self.session = self.session, None
+        self.due = self._late = False
+        if session is not None:
+            self._pool.give_back(session)
