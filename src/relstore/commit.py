@@ -60,7 +60,7 @@ class Transaction:
                                'each later one needs a larger one.')
         self.metadata = metadata
         self.phase = OPEN
-        self._epoch, self._sweeps = database.epoch_of(generation), database.sweeps_of(began)
+        self._epoch, self._sweeps = database.epochs.of(generation), database.epochs.sweeps_of(began)
         self._at, self._view, self._refused, self._tid, self._packed = at, generation, refused, tid, packed
         self._record: Metadata | None = None
         self._spool = Spool(database.untransform, digest=self._adapter.keep_history)
@@ -228,7 +228,7 @@ class Transaction:
         lags = self._adapter.may_lag        # there what is known may not have arrived
         known = () if lags or self._adapter.keep_history else self._database.changed_last(PROBES)
         return Ballot(
-            epoch=self._epoch if self._database.is_current(self._generation) else '',
+            epoch=self._epoch if self._database.epochs.is_current(self._generation) else '',
             at=None if lags else self._at, known=known, bases=bases, locks=locks,
             timeout=self._database.options.commit_lock_timeout,
             restored=[row.oid for row in spool if row.restored], reads=reads, restored_tid=self._tid,
@@ -280,7 +280,7 @@ class Transaction:
 
         Nor to what was deleted since the view. What is copied with its tid may refer to what comes later.
         """
-        swept = self._database.swept(self._sweeps, verdict.sweeps) if self._tid is None else []
+        swept = self._database.epochs.swept(self._sweeps, verdict.sweeps) if self._tid is None else []
         if self._tid is None and (verdict.sweeping or (self._at or 0) < verdict.deleted
                                   or self._refused and not self._refused.isdisjoint(links.linked)):
             swept = None
@@ -294,7 +294,7 @@ class Transaction:
         """
         if self._at is None or self._at < verdict.deleted or verdict.sweeping or self._adapter.may_lag:
             return True
-        swept = self._database.swept(self._database.sweeps_of(self._view), verdict.sweeps)
+        swept = self._database.epochs.swept(self._database.epochs.sweeps_of(self._view), verdict.sweeps)
         if swept is None or is_in_any(swept, oid) or not self._adapter.writes_alone(self._session):
             return True
         if not self._adapter.keep_history:

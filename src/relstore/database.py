@@ -3,7 +3,6 @@ import logging
 import os
 import threading
 import weakref
-from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -16,6 +15,7 @@ from relstore.blobs import Blobs
 from relstore.cache import Cache
 from relstore.conflicts import Conflicts
 from relstore.counter import CommitCounter
+from relstore.epochs import Epochs, named
 from relstore.errors import OutcomeUnknown, StorageError
 from relstore.finishing import Finishing
 from relstore.marks import Marks
@@ -41,10 +41,7 @@ OWN, OWN_AT_ONCE = 100, 5
 class Database:
     """An open database: adapter, session pool, cache and oids. Made once, thread-safe.
 
-    An epoch is a value that changes whenever the database may have lost commits that were visible (a crash, a
-    failover, a restored backup). The cache's `generation` counts the epochs seen here, and the sweeps of packs: a view
-    of an earlier epoch is of no use any more, and neither is anything that was derived from it; one of before a sweep
-    may go on, but without the cache.
+    `epochs` tells which of what was read here is still good.
     """
 
     def __init__(self, adapter: Adapter, options: Options):
@@ -71,14 +68,8 @@ class Database:
         self.transform = self.untransform = lambda record: record
         self.blobs = Blobs(adapter, self.cache, self.plain)
         self._lock = threading.Lock()           # for changes of the epoch, with the cache's generation
-        self._epoch: str | None = None
-        self._early: list[tuple[int, int]] = []         # (oid, tid) of what was newest when the epoch was begun
+        self.epochs = Epochs(remembered=options.poll_limit)
         self._own: deque[tuple[int, int]] = deque(maxlen=OWN)   # (oid, tid) of commits that no poll has told of yet
-        self._first_generation = 0              # of the epoch
-        # How many sweeps of a pack are known, from which generation of this epoch on: in the order of these.
-        self._sweeps: dict[int, int] = {}
-        # What they removed, of those that this process has learnt of one by one, and lately: by number, in order.
-        self._swept: dict[int, array] = {}
         self._forked = False        # and not used since
         try:
             adapter.prepare_schema(options.create_schema)
@@ -137,44 +128,15 @@ class Database:
         weakref.finalize(self, warm.stop)
         return warm
 
-    @property
-    def epoch(self) -> str:
-        """The epoch of the current generation."""
-        return self._epoch
-
-    def epoch_of(self, generation: int) -> str:
-        """Return the epoch of a generation, -1 meaning the current one; '' if it is past."""
-        with self._lock:
-            return self._epoch if self.is_current(generation) or generation == -1 else ''
-
-    def is_current(self, generation: int) -> bool:
-        """Whether a generation is of the current epoch."""
-        return generation >= self._first_generation
-
-    def sweeps_of(self, generation: int) -> int:
-        """Return how many sweeps of a pack were known in this generation, as `Verdict.sweeps` counts them.
-
-        -1 if it was of another epoch.
-        """
-        for first, number in reversed(self._sweeps.items()):
-            if first <= generation:
-                return number
-        return -1
-
-    def swept(self, old: int, new: int) -> list[Sequence[int]] | None:
-        """Return what the sweeps after `old`, up to `new`, have removed, each in order; None if that is not known."""
-        lists = [self._swept.get(number) for number in range(old + 1, new + 1)]
-        return None if old > new or None in lists else lists
-
     def _named_epoch_of(self, generation: int) -> str:
         with self._lock:
             if generation != self.cache.generation:
                 return ''
-            return self._lasting(self._epoch, self.sweeps_of(generation))
+            return self._lasting(self.epochs.now, self.epochs.sweeps_of(generation))
 
     def _lasting(self, epoch: str, sweeps: int) -> str:
         """Return what to call an epoch in what is to serve after a restart of everything."""
-        return _named(self.adapter.lasting(epoch), sweeps)
+        return named(self.adapter.lasting(epoch), sweeps)
 
     def known(self) -> Answer:
         """Return where a view may stand without a question to the database."""
@@ -202,16 +164,16 @@ class Database:
         self.polling.sent += 1
         epoch, last, sweeps, stands, changes = self.adapter.poll(session, since, self.options.poll_limit)
         own = _missing(own, changes) if own else own
-        if epoch == self._epoch and (stands < since or own or lost):
+        if epoch == self.epochs.now and (stands < since or own or lost):
             found = (Finding.LOST if lost else
                      self._finding(session, generation, sweeps, since, last, stands, changes, own))
             lost = found is not Finding.HOLDS
             tell = found is Finding.LOST
         else:
-            tell = epoch != self._epoch and self.adapter.is_learnt_late(self._epoch, epoch)
+            tell = epoch != self.epochs.now and self.adapter.is_learnt_late(self.epochs.now, epoch)
         if tell and self._end_epoch(session, generation, epoch):
             epoch, last, sweeps, stands, changes = self.adapter.poll(session, since, self.options.poll_limit)
-        if epoch != self._epoch or lost:
+        if epoch != self.epochs.now or lost:
             with self._lock:
                 if generation != self.cache.generation:
                     return last, generation     # a late answer, from an epoch that others know is over
@@ -221,7 +183,7 @@ class Database:
                 return last, self.cache.generation
         if self.marks is not None and sweeps > self.marks.known.number:
             self.marks.learn(session, sweeps)
-        if sweeps > self.sweeps_of(generation):
+        if sweeps > self.epochs.sweeps_of(generation):
             generation = self._drop_swept(session, generation, sweeps)
         if len(changes) > self.options.poll_limit:
             self.cache.jump(last, generation)
@@ -243,14 +205,14 @@ class Database:
         """
         if last < max([since, *(tid for _, tid in own)]):
             # Where it may lag, or a sweep has removed the last transaction, nobody else is to be disturbed.
-            certain = not self.adapter.may_lag and sweeps == self.sweeps_of(generation)
+            certain = not self.adapter.may_lag and sweeps == self.epochs.sweeps_of(generation)
             return Finding.LOST if certain else Finding.PERHAPS_LOST
         if self.adapter.may_lag or len(changes) > self.options.poll_limit:
             return Finding.HOLDS        # of the latter nothing is served any more
         if own:
             return proof.finding_of(self.adapter, session, dict(own))
         *_, newest = self.cache.newest_changes(self.cache.log_limit, stands)
-        known = proof.Known(since, 0, [*self._early, *newest])
+        known = proof.Known(since, 0, [*self.epochs.early, *newest])
         return proof.finding(self.adapter, session, known, stands, {oid for oid, _ in changes})
 
     def _end_epoch(self, session: Session, generation: int, epoch: str) -> bool:
@@ -267,7 +229,7 @@ class Database:
 
     def changed_last(self, size: int) -> Sequence[tuple[int, int]]:
         """Return (oid, tid) of some objects, which cannot be older than that: those that changed last."""
-        return self.cache.newest_changes(size)[2] or self._early[:size]
+        return self.cache.newest_changes(size)[2] or self.epochs.early[:size]
 
     def committed(self, tid: int, oids: Iterable[int]) -> None:
         """Remember some objects of a commit of this process: the next poll has to tell of them."""
@@ -302,23 +264,21 @@ class Database:
         base = None
         if self.tier is not None:
             # The same epoch, though it begins anew: what the processes share may be of what was lost.
-            afresh = epoch == self._epoch and since is None
+            afresh = epoch == self.epochs.now and since is None
             stands = partial(self.adapter.stands, session) if self.adapter.keep_history else None
-            base = self.tier.begin(self.name, _named(epoch, sweeps), self.cache.generation + 1, last, stands, afresh)
+            base = self.tier.begin(self.name, named(epoch, sweeps), self.cache.generation + 1, last, stands, afresh)
         if since is None:
             since = last
         elif base is not None:
             since = min(since, base)
-        self._early = self.adapter.newest(session, EARLY)
         self._own.clear()
         self.oids.forget()      # the database may count them anew
         if self.marks is not None:
             self.marks.forget()
-        self._first_generation = self.cache.generation + 1
-        self._sweeps, self._swept = {self._first_generation: sweeps}, {}
+        self.epochs.begin(self.cache.generation + 1, sweeps, self.adapter.newest(session, EARLY))
         self.cache.restart(since)
         self.polling.forget()
-        self._epoch = epoch
+        self.epochs.now = epoch
 
     def _drop_swept(self, session: Session, generation: int, number: int) -> int:
         """Begin a generation without what sweeps of a pack, so many, have removed; return it, for views that know them.
@@ -331,29 +291,20 @@ class Database:
         * Others were told of one sweep more, and were quicker: what our view sees may be gone by now. Or the epoch is
           over. Then it stays in the generation in which it asked.
         """
-        is_next = self.sweeps_of(generation) == number - 1
+        is_next = self.epochs.sweeps_of(generation) == number - 1
         oids = self.adapter.swept(session, number, self.options.poll_limit) if is_next else None
         with self._lock:
             now = self.cache.generation
-            known = self.sweeps_of(now)
-            if known > number or not self.is_current(generation):
+            known = self.epochs.sweeps_of(now)
+            if known > number or not self.epochs.is_current(generation):
                 return generation
             if known < number:
-                self._sweeps = self._sweeps | {now + 1: number}     # others look it up without the lock
-                if oids is not None:
-                    self._remember(number, oids)
+                self.epochs.see_sweep(number, now + 1, oids)
                 if self.tier is not None:
-                    self.tier.begin(self.name, _named(self._epoch, number), now + 1, self.cache.head)
+                    self.tier.begin(self.name, named(self.epochs.now, number), now + 1, self.cache.head)
                 self.cache.remove(oids)
                 self.polling.forget()
             return self.cache.generation
-
-    def _remember(self, number: int, oids: list[int]) -> None:
-        """Keep what a sweep has removed, for connections that may hold it; of all sweeps as much as of one."""
-        swept = self._swept | {number: array('q', oids)}
-        while sum(map(len, swept.values())) > self.options.poll_limit:
-            del swept[next(iter(swept))]
-        self._swept = swept
 
     def _begin_anew(self, session: Session, epoch: str, sweeps: int, last: int) -> None:
         self.pool.retire()      # sessions know the epoch they began in
@@ -413,14 +364,14 @@ class Database:
         """Begin as a new process does, at the first poll: a child that does not use the storage shall do nothing."""
         with self._lock:
             if self._forked:
-                head, sweeps = self.cache.head, self.sweeps_of(self.cache.generation)
+                head, sweeps = self.cache.head, self.epochs.sweeps_of(self.cache.generation)
                 if self.warm is None or not self.warm.is_open:
-                    self._begin(session, self._epoch, sweeps, head, head)
+                    self._begin(session, self.epochs.now, sweeps, head, head)
                 else:
                     # A file that is newer was saved by another process, and serves as well.
                     proves = partial(proof.is_proven, self.adapter, session)
-                    saved = self.warm.head(self._lasting(self._epoch, sweeps), lambda: MAX_TID, proves)
-                    self._begin(session, self._epoch, sweeps, head, min(head, saved))
+                    saved = self.warm.head(self._lasting(self.epochs.now, sweeps), lambda: MAX_TID, proves)
+                    self._begin(session, self.epochs.now, sweeps, head, min(head, saved))
                     self.warm.start()
                 self._forked = False
 
@@ -429,11 +380,6 @@ def _missing(own: Iterable[tuple[int, int]], changes: Iterable[tuple[int, int]])
     """Return those of some commits, (oid, tid), of which a complete list of changes since does not tell."""
     found = dict(changes)
     return [(oid, tid) for oid, tid in own if found.get(oid, -1) < tid]
-
-
-def _named(epoch: str, sweeps: int) -> str:
-    """Return what to call an epoch where states of it are kept outside of a process."""
-    return f'{epoch}/{sweeps}'
 
 
 _databases: weakref.WeakSet[Database] = weakref.WeakSet()

@@ -102,7 +102,7 @@ class View:
         """
         self._snapshot.end()
         last, generation = self._told
-        return last if self.at is None and self._database.is_current(generation) else self.at
+        return last if self.at is None and self._database.epochs.is_current(generation) else self.at
 
     def committed(self, tid: int) -> None:
         """The connection has committed. Other commits may lie between the view and this one: it is no more."""
@@ -218,8 +218,8 @@ class View:
             result, generation = read(snapshot.session, *arguments), self.generation
         else:
             result, epoch = self._pool.attempt(_with_epoch, read, arguments)
-            generation = self.generation if epoch == self._database.epoch else -1
-        if not self._database.is_current(generation):
+            generation = self.generation if epoch == self._database.epochs.now else -1
+        if not self._database.epochs.is_current(generation):
             self._database.polling.forget()     # nothing may have been committed since, but nothing is as it was
             raise ReadConflictError('The database was restarted after a crash, failed over, or restored since this '
                                     'transaction began', oid=p64(oid))

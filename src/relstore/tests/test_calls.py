@@ -258,7 +258,7 @@ class Numbers(Suite):
         self.addCleanup(instance.release)
         instance.poll_invalidations()
         instance.load(other)
-        epoch, newest = beside.database.epoch, self.storage.lastTransaction()
+        epoch, newest = beside.database.epochs.now, self.storage.lastTransaction()
         view = self.storage.new_instance()
         self.addCleanup(view.release)
         view.poll_invalidations()
@@ -273,7 +273,7 @@ class Numbers(Suite):
             view.poll_invalidations()
         instance.poll_invalidations()
         self.assertEqual(instance.load(one), (minimal(1), tid))
-        self.assertEqual((beside.database.epoch, self.storage.database.epoch), (epoch, epoch))
+        self.assertEqual((beside.database.epochs.now, self.storage.database.epochs.now), (epoch, epoch))
 
     def test_nothing_is_found_beyond(self):
         self.store(p64(1), minimal(1))

@@ -196,7 +196,7 @@ class Promoted(TestCase):
         busy, other, late = (Application(opened()) for _ in range(3))
         busy.create()
         self.assertEqual([other.read(), late.read()], [0, 0])
-        epoch = busy.storage._database.epoch
+        epoch = busy.storage._database.epochs.now
         yield
         busy.write(1)
         self.assertEqual(other.read(), 1)
@@ -225,7 +225,7 @@ class Promoted(TestCase):
         self.assertEqual([app.read() for app in (busy, other, late)], [0, 0, 0])
         for n, app in enumerate((other, busy, late), 1):
             app.write(n)
-            self.assertNotEqual(app.storage._database.epoch, epoch)
+            self.assertNotEqual(app.storage._database.epochs.now, epoch)
         self.assertEqual([app.read() for app in (busy, other, late)], [3, 3, 3])
         view.release()
         for app in busy, other, late:

@@ -946,7 +946,7 @@ class Memory(Suite):
         client.begin().link(second.holder, note='here it learns of it')
         client.begin()
         number, _ = self.site._pool.attempt(self.site._adapter.sweep_state)
-        self.assertEqual([len(oids) for oids in self.site.database.swept(number - 1, number)], [2])
+        self.assertEqual([len(oids) for oids in self.site.database.epochs.swept(number - 1, number)], [2])
 
     def test_new_link_among_many_that_led_nowhere(self):
         """More than are told of at a time, and more than are asked for."""
@@ -982,7 +982,7 @@ class Memory(Suite):
         self.pack()
         client.begin().finish(client.vote((cluster.holder, record(cluster.one)), (cluster.one, record(cluster.one))))
         number, _ = self.site._pool.attempt(self.site._adapter.sweep_state)
-        self.assertEqual([len(oids) for oids in self.site.database.swept(number - 1, number)], [2])
+        self.assertEqual([len(oids) for oids in self.site.database.epochs.swept(number - 1, number)], [2])
         self.sweeps_that_nobody_is_told_of()
         one, two = self.site.new_oid(), self.site.new_oid()
         client.begin().finish(client.vote(
@@ -1003,7 +1003,7 @@ class Memory(Suite):
             news.begin()
         client.begin()
         number, _ = self.site._pool.attempt(self.site._adapter.sweep_state)
-        self.assertEqual([len(oids) for oids in self.site.database.swept(number - 3, number)], [2, 2, 2])
+        self.assertEqual([len(oids) for oids in self.site.database.epochs.swept(number - 3, number)], [2, 2, 2])
         for cluster in clusters:
             client.view._refused.clear()        # else all that is linked would be looked up
             with self.assertRaisesRegex(ConflictError, 'is not there'):
@@ -1436,7 +1436,7 @@ class Readers(Suite):
         _, generation = self.late(lambda: None, after)
         self.assertEqual(generation, before)
         self.assertNotEqual(generation, self.cache.generation)
-        self.assertTrue(self.database.is_current(generation), 'it is no reason for a view to fail')
+        self.assertTrue(self.database.epochs.is_current(generation), 'it is no reason for a view to fail')
 
     def test_told_of_an_epoch_that_is_over(self):
         self.clusters(1)
@@ -1452,7 +1452,7 @@ class Readers(Suite):
 
         with patch.object(self.database.adapter, 'swept', crash):
             _, generation = self.poll()
-        self.assertFalse(self.database.is_current(generation))
+        self.assertFalse(self.database.epochs.is_current(generation))
 
     def test_a_child_that_was_forked_before(self):
         [cluster] = self.clusters(1)
@@ -1464,7 +1464,7 @@ class Readers(Suite):
 
         def work():
             child = Client(self.site)
-            self.assertEqual(self.database.sweeps_of(self.cache.generation), number)
+            self.assertEqual(self.database.epochs.sweeps_of(self.cache.generation), number)
             with self.assertRaises(POSKeyError):
                 child.load(cluster.one)
 

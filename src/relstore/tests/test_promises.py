@@ -117,7 +117,7 @@ class LateAnswers(Suite):
             _, generation = self.database.poll(session)
         self.assertNotEqual(generation, self.database.cache.generation)
         with self.other._pool.session() as session:
-            self.assertEqual(self.database.epoch, session.epoch)
+            self.assertEqual(self.database.epochs.now, session.epoch)
 
     def test_states(self):
         """They are of a database that is no more."""
@@ -456,7 +456,7 @@ class Crashes(TestCase):
     def _open(self, dsn, driver, mode):
         """Return a storage whose sessions say what a pooler's would: the epoch that was when they began."""
         storage = protocol.Crash._open(self, dsn, driver, mode)
-        connect, epoch = storage._pool._connect, storage._database.epoch
+        connect, epoch = storage._pool._connect, storage._database.epochs.now
 
         def connect_through_pooler():
             session = connect()

@@ -635,14 +635,14 @@ class Zap(Suite):
         view.poll_invalidations()
         view.load(oid)
         view.afterCompletion()
-        epoch = self.storage._database.epoch
+        epoch = self.storage._database.epochs.now
         self.other.zap_all()
         again = self.other.new_oid()
         commit(self.other, (again, z64, state(5)))
         with self.assertRaises(TransientError):
             self.voted(view, (view.new_oid(), z64, state(1)))
         self.assertIsNone(view.poll_invalidations())
-        self.assertNotEqual(self.storage._database.epoch, epoch)
+        self.assertNotEqual(self.storage._database.epochs.now, epoch)
         self.assertEqual(value_of(view.load(again)[0]), 5)
         self.assertNotEqual(view.load(again)[0], state(0))
         view.afterCompletion()
@@ -1147,7 +1147,7 @@ class Crash(TestCase):
             txn = TransactionMetaData()
             views[1].tpc_begin(txn)
             views[1].store(oids[0], tid, state(1), '', txn)
-            epoch = storage._database.epoch
+            epoch = storage._database.epochs.now
             self._crash(dsn)
             with self.assertRaises(ReadConflictError if keep_history else TransientError):
                 views[0].load(oids[1])
@@ -1159,7 +1159,7 @@ class Crash(TestCase):
                 self.assertIsNone(view.poll_invalidations())
                 self.assertEqual(value_of(view.load(oids[1])[0]), 0)
                 view.afterCompletion()
-            self.assertNotEqual(storage._database.epoch, epoch)
+            self.assertNotEqual(storage._database.epochs.now, epoch)
             self.assertEqual(storage._pool.lent, 0)
             later = commit(views[1], (oids[0], tid, state(2)))
             self.assertGreater(later, tid)

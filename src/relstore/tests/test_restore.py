@@ -164,7 +164,7 @@ class Restored(TestCase):
             one.write(a=3, d=3)
             self.assertEqual(one.read(), {'a': 3, 'b': 1, 'd': 3})
         self.assertEqual(two.read(), {'a': 3, 'b': 1, 'd': 3})
-        self.assertEqual(one.storage.database.epoch, two.storage.database.epoch)
+        self.assertEqual(one.storage.database.epochs.now, two.storage.database.epochs.now)
 
     def test_asked_in_the_middle(self):
         one, two = self.application(), self.application()
@@ -204,11 +204,11 @@ class TellsByEpoch(Restored):
         self.restore(dump)
         self.application().write(a=3)
         one.storage._cache.trim(one.storage._cache.head)
-        one.storage.database._early = []
-        before = one.storage.database.epoch
+        one.storage.database.epochs.early = []
+        before = one.storage.database.epochs.now
         with patch.object(mysql, 'LOOK_EVERY', 0), patch.object(one.storage._adapter, '_next_look', 0, create=True):
             self.assertEqual(one.read(), {'a': 3, 'b': 1})
-        self.assertNotEqual(one.storage.database.epoch, before)
+        self.assertNotEqual(one.storage.database.epochs.now, before)
 
     def aged(self):
         """Return when what is made now is younger than what is there."""
@@ -617,7 +617,7 @@ class OneObject(TestCase):
         self.view = self.storage.new_instance()
         self.addCleanup(self.view.release)
         self.view.poll_invalidations()
-        self.epoch = self.storage.database.epoch
+        self.epoch = self.storage.database.epochs.now
 
     def go_back(self):
         """Let the object be what it was before."""
@@ -653,13 +653,13 @@ class OneObject(TestCase):
     def assertWentBack(self, act, base):
         with self.assertRaisesRegex(Unavailable, 'restored since this transaction read from it'):
             act(base)
-        self.assertNotEqual(self.storage.database.epoch, self.epoch)
+        self.assertNotEqual(self.storage.database.epochs.now, self.epoch)
 
     def assertConflict(self, act, base):
         with self.assertRaises(ConflictError) as caught:
             act(base)
         self.assertNotIsInstance(caught.exception, Unavailable)
-        self.assertEqual(self.storage.database.epoch, self.epoch)
+        self.assertEqual(self.storage.database.epochs.now, self.epoch)
 
     def test_changed(self):
         self.go_back()
