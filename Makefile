@@ -32,9 +32,9 @@ compiles = { printf '\043include <Python.h>\n\043include <mysql.h>\n' | cc -E -x
                $$(pkg-config --cflags libmariadb || pkg-config --cflags mysqlclient) -; } >/dev/null 2>&1
 PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check
 
-# What relstore is measured beside, as its makers publish it, and what draws the charts.
+# What relstore is measured beside, as its makers publish it.
 PEERS = RelStorage==4.3.0 ZEO zodbshootout==0.8.* pyperf==1.7.1 psycopg2-binary psycopg[binary] PyMySQL \
-        pymemcache matplotlib
+        pymemcache
 
 .PHONY: demo test bench bench-zodbshootout soak crash lint style layers servers mysql compiler clean FORCE
 .DELETE_ON_ERROR:

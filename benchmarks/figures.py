@@ -83,19 +83,13 @@ class Results:
         return statistics.geometric_mean(mine[x] / theirs[x] for x in common)
 
     def as_json(self) -> dict:
+        """Return the medians, as lists along the horizontal axis, None where there is no figure, and the reasons."""
         return {
             'figures': [
-                asdict(case)
-                | {'storage': storage, 'at': x, 'value': short(statistics.median(values))}
-                | {'samples': [short(value) for value in values]}
-                for (case, storage, x), values in self.samples.items()
-            ],
-            'ratios': [
-                asdict(case) | {'relstore': ours, 'peer': peer, 'relstore/peer': short(ratio)}
+                asdict(case) | {'at': at, 'values': self._values(case, at)}
                 for part in dict.fromkeys(case.part for case, _, _ in self.samples)
                 for case in self.cases(part)
-                for ours, peer in COMPARED
-                if (ratio := self.ratio(case, ours, peer)) is not None
+                for at in [sorted({x for found, _, x in self.samples if found == case}, key=lambda x: x or 0)]
             ],
             'absent': [
                 {'part': part, 'storage': storage, 'reason': reason}
@@ -104,13 +98,21 @@ class Results:
             'notes': self.notes,
         }
 
+    def _values(self, case: Case, at: list[float | None]) -> dict[str, list[float | None]]:
+        storages = dict.fromkeys(storage for found, storage, _ in self.samples if found == case)
+        lines = {storage: self.line(case, storage) for storage in storages}
+        return {storage: [short(line[x]) if x in line else None for x in at] for storage, line in lines.items()}
+
     @classmethod
     def from_json(cls, data: dict) -> Results:
         results = cls(notes=data['notes'])
         names = Case.__dataclass_fields__
         for figure in data['figures']:
             case = Case(**{name: figure[name] for name in names})
-            results.samples[case, figure['storage'], figure['at']] = figure['samples']
+            for storage, values in figure['values'].items():
+                for x, value in zip(figure['at'], values, strict=True):
+                    if value is not None:
+                        results.add(case, storage, value, x)
         for absent in data['absent']:
             results.cannot(absent['part'], absent['storage'], absent['reason'])
         return results
@@ -118,7 +120,8 @@ class Results:
 
 def short(value: float) -> float:
     """Return a value without the digits that no clock can mean."""
-    return float(f'{value:.5g}')
+    value = float(f'{value:.4g}')
+    return int(value) if value.is_integer() else value
 
 
 def advantage(case: Case, ratio: float) -> float:

@@ -17,7 +17,7 @@ from benchmarks.storages import KINDS, Lab
 
 PACKAGES = (
     'relstore', 'RelStorage', 'ZEO', 'zodbshootout', 'pyperf', 'ZODB', 'BTrees', 'persistent', 'transaction',
-    'psycopg2-binary', 'psycopg2', 'psycopg', 'mysqlclient', 'pymemcache', 'matplotlib',
+    'psycopg2-binary', 'psycopg2', 'psycopg', 'mysqlclient', 'pymemcache',
 )  # fmt: skip
 
 

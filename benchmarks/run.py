@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from types import ModuleType
 
-from benchmarks import clients, machine
+from benchmarks import clients, machine, page
 from benchmarks.figures import COMPARED, Results, advantage, in_words
 from benchmarks.servers import Unavailable
 from benchmarks.storages import Lab
@@ -56,7 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
     data = about | {'seconds': seconds} | results.as_json()
     (given.out / 'figures.json').write_text(as_text(data), 'utf-8')
     print(f'\n{given.out / "figures.json"}')
-    return 0 if given.smoke else draw(given.out)
+    if not given.smoke:
+        print(page.write(given.out))
+    return 0
 
 
 def parser() -> argparse.ArgumentParser:
@@ -108,23 +110,12 @@ def tell(results: Results, part: str, seconds: float) -> None:
 
 
 def as_text(data: dict) -> str:
-    """Return JSON with a line for each figure, so that two runs can be compared line by line."""
+    """Return JSON with a line for each measure, so that two runs can be compared line by line."""
     lines = []
     for name, value in data.items():
         text = '[\n' + ',\n'.join(map(json.dumps, value)) + '\n]' if isinstance(value, list) else json.dumps(value)
         lines.append(f'{json.dumps(name)}: {text}')
     return '{\n' + ',\n'.join(lines) + '\n}\n'
-
-
-def draw(directory: Path) -> int:
-    """Write the page from the figures; say so where that cannot be."""
-    try:
-        from benchmarks import page
-    except ImportError as e:
-        print(f'No page: {e}; install matplotlib, then: python -m benchmarks.page {directory}')
-        return 1
-    print(page.write(directory))
-    return 0
 
 
 if __name__ == '__main__':
