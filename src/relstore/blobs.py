@@ -16,10 +16,10 @@ from ZODB.blob import is_blob_record
 from ZODB.POSException import Unsupported
 
 from relstore.adapters.base import Adapter
-from relstore.session import Session
+from relstore.sessions.session import Session
 
 if TYPE_CHECKING:
-    from relstore.cache import Cache
+    from relstore.caching.cache import Cache
 
 # Objects that are looked up at a time.
 LOOKED_UP = 10_000

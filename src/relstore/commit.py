@@ -13,7 +13,6 @@ from ZODB.POSException import ConflictError, MultipleUndoErrors, ReadConflictErr
 from ZODB.utils import p64, u64
 
 from relstore.adapters.base import LARGEST, MAX_TID, TOGETHER, Ballot, Metadata, Verdict
-from relstore.conflicts import class_name, plain
 from relstore.database import Database
 from relstore.errors import (
     Deadlock,
@@ -24,8 +23,9 @@ from relstore.errors import (
     StorageError,
     Unavailable,
 )
-from relstore.links import Links, is_in_any
-from relstore.session import Session
+from relstore.packing.links import Links, is_in_any
+from relstore.references import class_name, plain
+from relstore.sessions.session import Session
 from relstore.spool import Spool
 
 # Seconds to go on asking for the outcome of a commit, while no server can be reached.

@@ -27,9 +27,9 @@ import ZConfig
 import ZConfig.datatypes
 from ZODB.config import BaseConfig
 
-from relstore.adapters.drivers import TLS_MODES, find_driver
 from relstore.errors import ConfigurationError
 from relstore.options import ALIASES, FLAG, REFUSED, Options, dashed, known_names, nearest
+from relstore.sessions.drivers import TLS_MODES, find_driver
 
 if TYPE_CHECKING:
     from relstore.adapters.mysql import MySQL

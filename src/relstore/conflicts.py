@@ -1,7 +1,5 @@
 """Conflicts: which objects transactions quarrel over, and how long commits wait for locks."""
 import logging
-import pickletools
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -16,13 +14,7 @@ OBJECTS = 1000          # that are remembered
 PERIOD = 60.0           # seconds between two lines in the log, at least
 TOP = 5                 # objects in a line
 
-# Bytes of a record in which its class is looked for, and of the name as it is shown.
-HEAD, NAME = 4096, 300
-
 log = logging.getLogger('relstore.conflicts')       # a name of its own: it can be turned up or down alone
-
-# How ZODB writes a class: as a global, alone or first in a tuple.
-_GLOBAL = re.compile(rb'(?:\x80.)?\(?c([^\n]+)\n([^\n]+)\n', re.DOTALL)
 
 
 class ObjectConflicts(NamedTuple):
@@ -207,35 +199,3 @@ def _line(period: _Period, now: float) -> str:
         line += (f' Oid {oid:#x}, class {tally.class_name or "?"}: {tally.resolved} resolved, {tally.failed} failed, '
                  f'{tally.waited:.3f} s waited.')
     return line
-
-
-def class_name(record: bytes | None) -> str:
-    """Return the module and class that a record names, or '' if it cannot be told. Nothing is imported or run."""
-    head = (record or b'')[:HEAD]
-    found = _GLOBAL.match(head)
-    if found:
-        return plain(b'.'.join(found.groups()), NAME)
-    texts = []
-    try:
-        for opcode, argument, _ in pickletools.genops(head):
-            if opcode.name == 'GLOBAL':
-                return plain(argument.replace(' ', '.'), NAME)
-            if opcode.name in ('STACK_GLOBAL', 'TUPLE', 'TUPLE2') and len(texts) > 1:
-                return plain('.'.join(texts[-2:]), NAME)
-            if opcode.name == 'STOP':
-                break
-            if isinstance(argument, str):
-                texts.append(argument)
-    except ValueError:
-        return ''       # damaged, or something else than a pickle
-    return ''
-
-
-def plain(text: bytes | str, limit: int) -> str:
-    """Return a text of `limit` bytes at most, in UTF-8, on one line, without what is not printed."""
-    if isinstance(text, bytes):
-        text = text[:4 * limit].decode('utf-8', 'replace')
-    line = ' '.join(''.join([c if c.isprintable() else ' ' for c in text[:4 * limit]]).split())
-    if len(line.encode()) <= limit:
-        return line
-    return line.encode()[:limit - 3].decode('utf-8', 'ignore') + '...'

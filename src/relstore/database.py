@@ -9,25 +9,26 @@ from contextlib import closing, contextmanager
 from functools import cache, partial
 from itertools import islice
 
-from relstore import proof
 from relstore.adapters.base import MAX_TID, Adapter
 from relstore.blobs import Blobs
-from relstore.cache import Cache
+from relstore.caching import proof
+from relstore.caching.cache import Cache
+from relstore.caching.commits import CommitCounter
+from relstore.caching.epochs import Epochs, named
+from relstore.caching.memcached import Memcached, split_servers
+from relstore.caching.polling import Answer, Polling
+from relstore.caching.proof import Finding
+from relstore.caching.readahead import Counts
+from relstore.caching.shared import Tier
+from relstore.caching.warmstart import WarmStart
 from relstore.conflicts import Conflicts
-from relstore.counter import CommitCounter
-from relstore.epochs import Epochs, named
 from relstore.errors import OutcomeUnknown, StorageError
 from relstore.finishing import Finishing
 from relstore.marks import Marks
-from relstore.memcache import Memcached, split_servers
 from relstore.oids import OidAllocator
 from relstore.options import Options
-from relstore.polling import Answer, Polling
-from relstore.proof import Finding
-from relstore.readahead import Counts
-from relstore.session import Session, SessionPool
-from relstore.tier import Tier
-from relstore.warmstart import WarmStart
+from relstore.sessions.pool import SessionPool
+from relstore.sessions.session import Session
 from relstore.whole import Wholeness
 
 log = logging.getLogger('relstore')

@@ -19,10 +19,10 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from relstore.adapters.base import Adapter
-from relstore.session import Session
+from relstore.sessions.session import Session
 
 if TYPE_CHECKING:
-    from relstore.links import Links
+    from relstore.packing.links import Links
 
 # Objects that a process keeps in mind: 60 bytes each. Where more are marked, each vote asks.
 KEPT = 100_000

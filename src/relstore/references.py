@@ -1,4 +1,4 @@
-"""The references of an object: which other objects its record names.
+"""What a record says: the references of an object, which other objects it names, and its class.
 
 A record is two pickles, one after the other: the object's class, then its state. A reference in them is a
 persistent id, pushed by one of two opcodes, ``BINPERSID`` (``Q``) and ``PERSID`` (``P``). The ids that ZODB
@@ -17,6 +17,7 @@ An oid is 8 bytes; in records written by Python 2 it is a ``str`` of 8 character
 from __future__ import annotations
 
 import io
+import pickletools
 import re
 import struct
 import zlib
@@ -31,6 +32,11 @@ _BEGINNINGS, _COMPRESSED = (b'\x80', b'c', b'('), b'.z'
 # Also where they overlap.
 _OID = re.compile(rb'(?s)(?=(\0\0\0.{5}))').finditer
 _PERSID = re.compile(rb'P[^\n]{8}\n').search
+
+# Bytes of a record in which its class is looked for, and of the name as it is shown.
+HEAD, NAME = 4096, 300
+# How ZODB writes a class: as a global, alone or first in a tuple.
+_GLOBAL = re.compile(rb'(?:\x80.)?\(?c([^\n]+)\n([^\n]+)\n', re.DOTALL)
 
 
 class _Record(io.BytesIO):
@@ -101,3 +107,35 @@ def _pack(persistent_ids: list) -> bytes:
             raise ValueError(f"not an object's id: {pid!r}")
         oids[oid] = None
     return b''.join(oids)
+
+
+def class_name(record: bytes | None) -> str:
+    """Return the module and class that a record names, or '' if it cannot be told. Nothing is imported or run."""
+    head = (record or b'')[:HEAD]
+    found = _GLOBAL.match(head)
+    if found:
+        return plain(b'.'.join(found.groups()), NAME)
+    texts = []
+    try:
+        for opcode, argument, _ in pickletools.genops(head):
+            if opcode.name == 'GLOBAL':
+                return plain(argument.replace(' ', '.'), NAME)
+            if opcode.name in ('STACK_GLOBAL', 'TUPLE', 'TUPLE2') and len(texts) > 1:
+                return plain('.'.join(texts[-2:]), NAME)
+            if opcode.name == 'STOP':
+                break
+            if isinstance(argument, str):
+                texts.append(argument)
+    except ValueError:
+        return ''       # damaged, or something else than a pickle
+    return ''
+
+
+def plain(text: bytes | str, limit: int) -> str:
+    """Return a text of `limit` bytes at most, in UTF-8, on one line, without what is not printed."""
+    if isinstance(text, bytes):
+        text = text[:4 * limit].decode('utf-8', 'replace')
+    line = ' '.join(''.join([c if c.isprintable() else ' ' for c in text[:4 * limit]]).split())
+    if len(line.encode()) <= limit:
+        return line
+    return line.encode()[:limit - 3].decode('utf-8', 'ignore') + '...'

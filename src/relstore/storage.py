@@ -25,14 +25,14 @@ from ZODB.UndoLogCompatible import UndoLogCompatible
 from ZODB.utils import p64, u64
 from zope.interface import alsoProvides, implementer
 
-from relstore import history, iterate, transfer
+from relstore import copying, history, iterate
 from relstore.adapters.base import MAX_TID, Adapter
 from relstore.commit import OPEN, VOTED, Transaction
 from relstore.conflicts import ObjectConflicts
 from relstore.database import Database
 from relstore.options import Options
-from relstore.pack import Packer
-from relstore.report import Progress, Report
+from relstore.packing.pack import Packer
+from relstore.packing.report import Progress, Report
 from relstore.view import View
 from relstore.walk import Walks
 
@@ -331,15 +331,15 @@ class RelStore(UndoLogCompatible):
         oid, tid, state, following = self._walks.record(next)
         return p64(oid), p64(tid), state, following
 
-    def copyTransactionsFrom(self, other, progress: transfer.Progress | None = None) -> None:
-        """Copy all transactions of another storage; see transfer.copy_transactions.
+    def copyTransactionsFrom(self, other, progress: copying.Progress | None = None) -> None:
+        """Copy all transactions of another storage; see copying.copy_transactions.
 
         Nobody can pack meanwhile: what is garbage may be linked by a transaction that is still to come. Unavailable
         if that could not be prevented to the end: copy again. StorageError if nothing can be added to what is here.
         """
         self._check_writable()
-        with transfer.guarded(self._adapter) as guard:
-            transfer.copy_transactions(other, self, guard, progress)
+        with copying.guarded(self._adapter) as guard:
+            copying.copy_transactions(other, self, guard, progress)
 
     # Administration -----------------------------------------------------------------------------------------------
 

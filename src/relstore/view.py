@@ -15,12 +15,12 @@ from ZODB.POSException import ReadConflictError
 from ZODB.utils import p64
 
 from relstore.adapters.base import MAX_TID
-from relstore.bases import ANYWHERE, Standing
+from relstore.caching.bases import ANYWHERE, Standing
+from relstore.caching.polling import Answer
+from relstore.caching.readahead import LARGEST_STATE, ReadAhead
 from relstore.database import Database
 from relstore.errors import StorageError, Unavailable
-from relstore.polling import Answer
-from relstore.readahead import LARGEST_STATE, ReadAhead
-from relstore.session import Result, Session
+from relstore.sessions.session import Result, Session
 
 # Objects that one statement prefetches, at most.
 PREFETCH = 1000

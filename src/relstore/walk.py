@@ -25,7 +25,7 @@ from ZODB.utils import p64, u64
 from relstore.adapters.base import MAX_TID, Adapter
 from relstore.errors import Disconnected, Unavailable
 from relstore.halves import Halves
-from relstore.session import Result, Session
+from relstore.sessions.session import Result, Session
 
 # Seconds for which a walk is kept of which nobody but the next call can tell that it goes on; and one that was begun by
 # an oid, until it has gone on once: most of those look for one object.

@@ -20,7 +20,7 @@ can follow; a copy that goes on with younger ones may link what was deleted.
 """
 from relstore.adapters.base import Adapter
 from relstore.errors import StorageError
-from relstore.session import Session
+from relstore.sessions.session import Session
 
 
 class Wholeness:

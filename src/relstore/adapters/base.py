@@ -16,7 +16,7 @@ from relstore.adapters.patience import in_tries
 from relstore.adapters.rights import READ, RUN, Right
 from relstore.adapters.statements import Statements
 from relstore.errors import ConfigurationError, Deadlock, LockTimeout, Missing, Unavailable
-from relstore.session import Session
+from relstore.sessions.session import Session
 
 log = logging.getLogger('relstore')
 
@@ -522,7 +522,7 @@ class Adapter:
         session.run(self.sql.stay)
 
     def is_whole(self, session: Session) -> bool:
-        """Whether nothing was ever removed as garbage, as far as that is known; see transfer.py."""
+        """Whether nothing was ever removed as garbage, as far as that is known; see copying.py."""
         number, generation = self.sweep_state(session)
         return not generation and self.meta(session).get('whole') == str(number)
 
@@ -735,7 +735,7 @@ class Adapter:
         oids = [oid for oid, in session.all(self.sql.swept, (number, -1, limit))]
         return oids if len(oids) == row[0] else None
 
-    # References: see survey.py -------------------------------------------------------------------------------------
+    # References: see checks.py -------------------------------------------------------------------------------------
 
     def garbage_sizes(self, session: Session, revisions: Sequence[tuple[int, int]]
                       ) -> list[tuple[int, int, int, int, bytes | None]]:

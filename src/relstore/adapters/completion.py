@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from relstore.adapters.patience import PATIENCE, in_tries
 from relstore.errors import ConfigurationError, Deadlock, LockTimeout
-from relstore.session import Session
+from relstore.sessions.session import Session
 
 if TYPE_CHECKING:
     from relstore.adapters.base import Adapter

@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from relstore.adapters.drivers import Driver
 from relstore.adapters.file import File
 from relstore.adapters.queue import Queue
 from relstore.errors import LockTimeout, StorageError
-from relstore.session import Row, Session
+from relstore.sessions.drivers import Driver
+from relstore.sessions.session import Row, Session
 
 # Whether SQLite waits by itself where something is busy.
 IMPATIENT, PATIENT = 'PRAGMA busy_timeout = 0', 'PRAGMA busy_timeout = {}'

@@ -30,7 +30,6 @@ from relstore.adapters.base import (
     lock_timeout,
 )
 from relstore.adapters.completion import Completion, Lock
-from relstore.adapters.drivers import TLS_MODES, find_driver
 from relstore.adapters.mysql_settings import settings
 from relstore.adapters.patience import in_tries
 from relstore.adapters.rights import Right
@@ -47,7 +46,8 @@ from relstore.errors import (
     StorageError,
     Unavailable,
 )
-from relstore.session import Result, Row, Session
+from relstore.sessions.drivers import TLS_MODES, find_driver
+from relstore.sessions.session import Result, Row, Session
 
 OLDEST_MYSQL, OLDEST_MARIADB = (8, 0), (10, 6)      # SKIP LOCKED; and JSON_TABLE came with them
 SMALLEST_PACKET = 1 << 20

@@ -14,7 +14,7 @@ from relstore.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from relstore.adapters.postgresql import PostgreSQL
-    from relstore.session import Session
+    from relstore.sessions.session import Session
 
 _FUNCTION = re.compile(r'CREATE FUNCTION [^(]*\(([^)]*)\)')
 _TOLD_AS = {'timestamp': 'timestamp without time zone'}

@@ -16,7 +16,6 @@ from itertools import accumulate, chain
 from relstore.adapters import rights
 from relstore.adapters.base import EVERYBODY, Adapter, Ballot, Metadata, Polled, Verdict, lock_timeout
 from relstore.adapters.completion import Completion, Lock
-from relstore.adapters.drivers import LOCKS, find_driver
 from relstore.adapters.ownership import refuse_strangers
 from relstore.adapters.patience import TRY, in_tries
 from relstore.adapters.rights import Right
@@ -32,7 +31,8 @@ from relstore.errors import (
     StorageError,
     Unavailable,
 )
-from relstore.session import Session
+from relstore.sessions.drivers import LOCKS, find_driver
+from relstore.sessions.session import Session
 
 OLDEST = 130000                 # xid8 and pg_current_xact_id() came with 13
 FINISH_TIMEOUT = 600.0          # failing after the vote would tear a transaction over several databases

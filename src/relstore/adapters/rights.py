@@ -16,7 +16,7 @@ from relstore.errors import ConfigurationError, NotAllowed, StorageError
 
 if TYPE_CHECKING:
     from relstore.adapters.base import Adapter
-    from relstore.session import Session
+    from relstore.sessions.session import Session
 
 CREATE, READ, RUN, PACK = 'create', 'read', 'run', 'pack'
 PURPOSES = READ, RUN, PACK

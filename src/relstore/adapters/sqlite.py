@@ -29,14 +29,14 @@ from relstore.adapters.base import (
     lock_timeout,
 )
 from relstore.adapters.completion import Completion
-from relstore.adapters.drivers import find_driver
 from relstore.adapters.file import File
 from relstore.adapters.filesession import LONGEST_PAUSE, FileSession
 from relstore.adapters.neighbours import Neighbours
 from relstore.adapters.queue import queue_of
 from relstore.adapters.statements import Statements, Tables, read
 from relstore.errors import ConfigurationError, DatabaseError, LockTimeout
-from relstore.session import Session
+from relstore.sessions.drivers import find_driver
+from relstore.sessions.session import Session
 
 log = logging.getLogger('relstore')
 

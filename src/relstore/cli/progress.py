@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from relstore.report import Progress
+from relstore.packing.report import Progress
 
 INTERVAL = 5.0      # seconds between two lines
 

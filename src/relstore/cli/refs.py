@@ -18,8 +18,8 @@ from relstore.adapters import rights
 from relstore.cli import databases
 from relstore.cli.progress import counted, progress
 from relstore.errors import Unavailable
+from relstore.packing.checks import RANGE, TOLD, Found, Survey
 from relstore.storage import RelStore
-from relstore.survey import RANGE, TOLD, Found, Survey
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -20,11 +20,11 @@ from relstore.cli import databases
 from relstore.cli.errors import INTERRUPTED
 from relstore.cli.errors import run as run_tool
 from relstore.cli.progress import counted, duration, progress, size
-from relstore.doomed import LATER, OBJECT
 from relstore.errors import ConfigurationError
-from relstore.report import Report
+from relstore.packing.checks import ClassSize, Dangling, Survey
+from relstore.packing.garbage import LATER, OBJECT
+from relstore.packing.report import Report
 from relstore.storage import RelStore
-from relstore.survey import ClassSize, Dangling, Survey
 
 CLASSES = 20        # in the table of a dry run
 BROKEN = 50         # references that lead nowhere, of which the path is shown

@@ -22,7 +22,7 @@ from psycopg2.extensions import make_dsn
 
 import relstore
 from relstore.errors import StorageError
-from relstore.session import Session
+from relstore.sessions.session import Session
 from relstore.tests import overdue
 from relstore.tests.proxy import CuttingProxy
 from relstore.tests.servers import MariaDBLayer, MySQLLayer, PgBouncerLayer, PostgreSQLLayer, cannot_run

@@ -15,8 +15,8 @@ from ZODB import DB
 from ZODB.POSException import ConflictError
 from ZODB.utils import u64, z64
 
-from relstore.bases import ANYWHERE, Standing
-from relstore.cache import OBJECT_BYTES, REVISION_BYTES, Cache
+from relstore.caching.bases import ANYWHERE, Standing
+from relstore.caching.cache import OBJECT_BYTES, REVISION_BYTES, Cache
 from relstore.tests.backends import (
     MySQLdbOnMySQLHistoryFree,
     Psycopg2HistoryFree,

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from relstore.cache import OBJECT_BYTES, OPEN, PATIENCE, REVISION_BYTES, Cache, memory_of
+from relstore.caching.cache import OBJECT_BYTES, OPEN, PATIENCE, REVISION_BYTES, Cache, memory_of
 
 OIDS = 8
 VIEWS = 4

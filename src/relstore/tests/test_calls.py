@@ -14,9 +14,10 @@ from ZODB.tests.MinPO import MinPO
 from ZODB.tests.StorageTestBase import zodb_pickle
 from ZODB.utils import newTid, p64, u64, z64
 
-from relstore import pack, packtime, spool
+from relstore import spool
 from relstore.adapters.base import LARGEST, MAX_TID
 from relstore.errors import ConfigurationError
+from relstore.packing import pack, packtime
 from relstore.tests.backends import BY_EVERY_DRIVER, HISTORY_FREE, HISTORY_PRESERVING, MYSQL, cases
 from relstore.tests.test_storage import commit, minimal
 

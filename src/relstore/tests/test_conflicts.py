@@ -19,8 +19,9 @@ from ZODB.utils import oid_repr, p64, readable_tid_repr, u64, z64
 import relstore
 from relstore import conflicts
 from relstore.adapters.base import COMMIT_LOCK, EVERYBODY, SOME_OBJECTS
-from relstore.conflicts import Conflicts, class_name, plain
+from relstore.conflicts import Conflicts
 from relstore.errors import Deadlock, Disconnected, LockTimeout, StorageError
+from relstore.references import class_name, plain
 from relstore.tests.backends import (
     MySQLdbHistoryPreserving,
     MySQLdbOnMySQLHistoryFree,

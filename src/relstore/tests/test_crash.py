@@ -22,8 +22,8 @@ from ZODB.Connection import TransactionMetaData
 from ZODB.utils import p64, u64, z64
 
 import relstore
-from relstore import memcache
-from relstore.session import Session
+from relstore.caching import memcached
+from relstore.sessions.session import Session
 from relstore.tests.crash.ledger import ACKNOWLEDGED, FAILED, UNKNOWN, Attempt, Ledger, Revision, Served
 from relstore.tests.crash.storm import Storm
 from relstore.tests.crash.window import GATE, Crashes, between_its_commits, without_the_second
@@ -214,7 +214,7 @@ class TestPhantom(Suite):
         require_memcached(self)
         super().setUp()
         for name in 'SLOW', 'TIMEOUT':      # on a busy machine memcached may be slow, and would be left alone
-            patience = patch.object(memcache, name, 5.0)
+            patience = patch.object(memcached, name, 5.0)
             patience.start()
             self.addCleanup(patience.stop)
         self.memcached = MemcachedServer()

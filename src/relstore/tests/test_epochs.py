@@ -4,7 +4,7 @@ import unittest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from relstore.epochs import Epochs, named
+from relstore.caching.epochs import Epochs, named
 
 REMEMBERED = 6
 

@@ -18,7 +18,7 @@ from ZODB.tests.MinPO import MinPO
 from ZODB.utils import u64, z64
 
 import relstore
-from relstore.session import Session
+from relstore.sessions.session import Session
 from relstore.tests.backends import (
     PGBOUNCER,
     MySQLBackend,

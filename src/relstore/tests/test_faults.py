@@ -26,8 +26,8 @@ from ZODB.utils import p64, u64, z64
 
 import relstore
 from relstore import spool
-from relstore.adapters.drivers import DRIVERS, Driver
 from relstore.errors import OutcomeUnknown, Unavailable
+from relstore.sessions.drivers import DRIVERS, Driver
 from relstore.tests.backends import (
     BY_EVERY_DRIVER,
     HISTORY_PRESERVING,

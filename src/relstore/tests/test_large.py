@@ -18,7 +18,7 @@ from ZODB.utils import z64
 import relstore
 from relstore.cli.main import main
 from relstore.errors import ConfigurationError, LockTimeout, OutOfLocks, Unavailable
-from relstore.session import Session
+from relstore.sessions.session import Session
 from relstore.tests import large
 from relstore.tests.backends import (
     MySQLdbHistoryFree,

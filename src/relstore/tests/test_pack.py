@@ -45,13 +45,14 @@ from ZODB.tests import PackableStorage
 from ZODB.utils import p64, u64, z64
 
 import relstore
-from relstore import doomed, links, marks, pack, sweep
+from relstore import marks
 from relstore.adapters.base import Adapter
 from relstore.errors import ConfigurationError, Disconnected, LockTimeout, OutcomeUnknown, Unavailable
+from relstore.packing import garbage, links, pack, sweep
+from relstore.packing.checks import Survey
+from relstore.packing.report import Report
 from relstore.references import references
-from relstore.report import Report
-from relstore.session import Session
-from relstore.survey import Survey
+from relstore.sessions.session import Session
 from relstore.tests.backends import (
     THOROUGH,
     Backend,
@@ -571,7 +572,7 @@ class Door(Suite):
 
             with patch.object(self.packing, 'lock_votes', lock), \
                     patch.object(sweep, 'time', Mock(wraps=time, monotonic=lambda: now, sleep=sleep)), \
-                    patch('relstore.report.time', Mock(wraps=time, monotonic=lambda: now)):
+                    patch('relstore.packing.report.time', Mock(wraps=time, monotonic=lambda: now)):
                 report = self.pack()
             with self.subTest(door):
                 self.assertGreater(len(waits), 3)
@@ -1484,7 +1485,7 @@ class Field(Suite):
         new = self.site.new_oid()
         client.begin()
         client.finish(client.vote((control.holder, record(new)), (new, record())))
-        with patch.object(doomed, 'ROWS', 2):       # the list is read in pages
+        with patch.object(garbage, 'ROWS', 2):       # the list is read in pages
             report = self.pack(skip_prepack=True)
         self.assertEqual(report.spared, 6)
         found = self.ends()

@@ -22,8 +22,8 @@ from ZODB.POSException import ConflictError, POSKeyError, StorageError, UndoErro
 from ZODB.utils import u64, z64
 
 import relstore
-from relstore import pack, sweep
 from relstore.errors import LockTimeout, Unavailable
+from relstore.packing import pack, sweep
 from relstore.tests.backends import THOROUGH, cases
 from relstore.tests.servers import MemcachedServer, memcached_program
 from relstore.tests.test_concurrency import Place, place_of

@@ -5,10 +5,10 @@ import tracemalloc
 import unittest
 from contextlib import closing
 
-from relstore.adapters.drivers import find_driver
 from relstore.adapters.postgresql import KEPT, _array, _binary_array
 from relstore.errors import DatabaseError, Disconnected, LockTimeout
-from relstore.session import Session
+from relstore.sessions.drivers import find_driver
+from relstore.sessions.session import Session
 from relstore.tests.backends import PostgreSQLLayer
 from relstore.tests.proxy import CuttingProxy
 from relstore.tests.watch import Watch

@@ -15,9 +15,9 @@ from ZODB.POSException import ConflictError, ReadConflictError
 from ZODB.utils import z64
 
 import relstore
-from relstore import polling
+from relstore.caching import polling
+from relstore.caching.polling import AT_ONCE, Polling
 from relstore.errors import Unavailable
-from relstore.polling import AT_ONCE, Polling
 from relstore.tests.backends import (
     MySQLdbHistoryFree,
     MySQLdbHistoryPreserving,

@@ -25,11 +25,11 @@ from ZODB.utils import p64, u64, z64
 
 import relstore
 from relstore import spool
-from relstore.adapters.drivers import DRIVERS
 from relstore.cli import main, statements
 from relstore.errors import LockTimeout, Unavailable
 from relstore.oids import OidAllocator
-from relstore.session import Session
+from relstore.sessions.drivers import DRIVERS
+from relstore.sessions.session import Session
 from relstore.tests import adopted
 from relstore.tests import test_protocol as protocol
 from relstore.tests.backends import (

@@ -2,7 +2,7 @@
 import unittest
 from types import SimpleNamespace
 
-from relstore.proof import Finding, Known, finding, is_proven
+from relstore.caching.proof import Finding, Known, finding, is_proven
 
 
 def database(stands: int, current: dict[int, int | None], keep_history: bool = False, packed_to: int = 0):

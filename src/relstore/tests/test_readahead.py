@@ -16,8 +16,8 @@ from ZODB.tests.MinPO import MinPO
 from ZODB.utils import p64, u64
 from zodbpickle.pickle import Pickler
 
-from relstore.cache import Cache
-from relstore.readahead import (
+from relstore.caching.cache import Cache
+from relstore.caching.readahead import (
     CLASSES,
     LARGEST,
     LARGEST_HIT,

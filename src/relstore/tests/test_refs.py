@@ -16,9 +16,9 @@ from ZODB.DB import DB
 from ZODB.utils import p64, z64
 
 import relstore
-from relstore import survey
 from relstore.cli.main import main
-from relstore.graph import Graph
+from relstore.packing import checks
+from relstore.packing.graph import Graph
 from relstore.references import unpack
 from relstore.tests.backends import SQLiteHistoryPreserving, cases
 from relstore.tests.commands import BACKENDS, Commands, environment
@@ -79,9 +79,9 @@ class Fills(Refs):
     def test_goes_on_where_it_was_ended(self):
         self.fill()
         count = self.forget()
-        with mock.patch.object(survey, 'RANGE', 3), mock.patch.object(survey, 'ROWS', 2):
+        with mock.patch.object(checks, 'RANGE', 3), mock.patch.object(checks, 'ROWS', 2):
             with closing(self.open_storage()) as storage:
-                look = survey.Survey(storage.database)
+                look = checks.Survey(storage.database)
                 first = look.fill(*next(look.ranges()))
                 self.assertTrue(0 < first.saved < count, first)
             out = self.works('--jobs', '1', self.config())

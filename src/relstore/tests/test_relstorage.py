@@ -12,7 +12,7 @@ from unittest import TestCase
 from unittest.mock import patch
 
 import relstore
-from relstore import pack
+from relstore.packing import pack
 from relstore.tests.backends import Psycopg2HistoryFree, Psycopg2HistoryPreserving, cases
 from relstore.tests.servers import cannot_run
 from relstore.tests.test_pack import reachable

@@ -7,7 +7,7 @@ from psycopg2.extensions import make_dsn
 
 import relstore
 from relstore.errors import Disconnected, LockTimeout, Unavailable
-from relstore.session import SessionPool
+from relstore.sessions.pool import SessionPool
 from relstore.tests.backends import (
     Psycopg2HistoryPreserving,
     Psycopg3HistoryPreserving,

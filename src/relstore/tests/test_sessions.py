@@ -12,7 +12,7 @@ from ZODB import DB
 
 from relstore.adapters import base, postgresql
 from relstore.errors import Unavailable
-from relstore.session import Session
+from relstore.sessions.session import Session
 from relstore.tests.backends import (
     MYSQL,
     Psycopg2HistoryFree,

@@ -13,8 +13,8 @@ from ZODB.POSException import POSError, ReadConflictError
 from ZODB.utils import u64
 
 import relstore
-from relstore import memcache
-from relstore.memcache import TIMEOUT
+from relstore.caching import memcached
+from relstore.caching.memcached import TIMEOUT
 from relstore.tests.backends import (
     Psycopg2HistoryFree,
     Psycopg2HistoryPreserving,
@@ -148,7 +148,7 @@ class Suite(unittest.TestCase):
         require_memcached(self)
         super().setUp()
         # On a busy machine memcached may be slow, and would be left alone.
-        patience = patch.object(memcache, 'SLOW', 1.0)
+        patience = patch.object(memcached, 'SLOW', 1.0)
         patience.start()
         self.addCleanup(patience.stop)
         self.server = MemcachedServer()
@@ -306,7 +306,7 @@ class Sharing(Suite):
                     x += 1
                     self.assertEqual(site.add(1), x)
                     # While the one who committed could not tell the other may not know, until the debt is paid.
-                    self.until(lambda: site.read() == x == other.read(), 2 * memcache.LONGEST_PAUSE)
+                    self.until(lambda: site.read() == x == other.read(), 2 * memcached.LONGEST_PAUSE)
 
     def test_faults_while_both_are_busy(self):
         site, other = self.pair()
@@ -332,7 +332,7 @@ class Sharing(Suite):
             reader.join()
         self.assertEqual(wrong, [])
         self.assertEqual(reads, sorted(reads))
-        self.until(lambda: site.read() == 30, 2 * memcache.LONGEST_PAUSE)
+        self.until(lambda: site.read() == 30, 2 * memcached.LONGEST_PAUSE)
 
     def test_a_committer_that_cannot_reach_it_is_seen_in_time(self):
         nowhere = GarblingProxy(self.server.address)
@@ -358,7 +358,7 @@ class Sharing(Suite):
         site.create()
         self.assertEqual(other.read(), 0)
         for name, value in ('PAUSE', 1000.0), ('LONGEST_PAUSE', 1000.0), ('SLOW', 0.02):
-            patched = patch.object(memcache, name, value)
+            patched = patch.object(memcached, name, value)
             patched.start()
             self.addCleanup(patched.stop)
         return proxy, site, other
@@ -376,7 +376,7 @@ class Sharing(Suite):
             self.assertEqual(other.read(), number)
             alone += bool(server._pause)
         self.assertGreater(alone, 10)
-        with self.assertRaises(memcache.Unreachable):
+        with self.assertRaises(memcached.Unreachable):
             server.get('anything')
 
     def test_a_committer_tells_as_soon_as_it_can(self):

@@ -14,8 +14,8 @@ from ZODB.utils import p64, u64, z64
 import relstore.adapters.mysql
 import relstore.adapters.postgresql
 from relstore.adapters.base import MAX_TID
-from relstore.doomed import LATER, OBJECT, OLDER
 from relstore.errors import LockTimeout
+from relstore.packing.garbage import LATER, OBJECT, OLDER
 from relstore.tests.backends import (
     BY_EVERY_DRIVER,
     MYSQL,

@@ -40,7 +40,7 @@ from ZODB.utils import maxtid, oid_repr, p64, u64, z64
 import relstore
 from relstore.errors import StorageError, Unavailable
 from relstore.references import unpack
-from relstore.session import Session
+from relstore.sessions.session import Session
 from relstore.tests.backends import (
     BY_EVERY_DRIVER,
     HISTORY_FREE,

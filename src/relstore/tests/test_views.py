@@ -16,7 +16,7 @@ from unittest.mock import patch
 from ZODB.utils import u64
 
 from relstore.adapters.base import MAX_TID, Adapter
-from relstore.session import Session
+from relstore.sessions.session import Session
 from relstore.tests.backends import (
     THOROUGH,
     MySQLdbHistoryFree,

@@ -21,10 +21,11 @@ from ZODB.POSException import POSKeyError
 from ZODB.utils import p64, u64, z64
 
 import relstore
-from relstore import warmstart
-from relstore.cache import OBJECT_BYTES, REVISION_BYTES, Cache, memory_of
-from relstore.proof import Known, is_proven
-from relstore.session import Session
+from relstore.caching import warmstart
+from relstore.caching.cache import OBJECT_BYTES, REVISION_BYTES, Cache, memory_of
+from relstore.caching.proof import Known, is_proven
+from relstore.caching.warmstart import WarmStart
+from relstore.sessions.session import Session
 from relstore.tests.backends import (
     MySQLdbHistoryFree,
     MySQLdbHistoryPreserving,
@@ -37,7 +38,6 @@ from relstore.tests.backends import (
 from relstore.tests.servers import PostgreSQLServer, kill_and_wait, open_process, require_postgresql
 from relstore.tests.test_cache import LIMIT, LOG_LIMIT, OIDS, View, World, get
 from relstore.tests.test_faults import commit, state
-from relstore.warmstart import WarmStart
 
 MB = 1 << 20
 

@@ -25,7 +25,7 @@ from relstore.cli import databases, progress, zodbpack
 from relstore.cli.main import main as relstore_main
 from relstore.cli.zodbpack import main
 from relstore.errors import ConfigurationError
-from relstore.report import Report
+from relstore.packing.report import Report
 from relstore.tests.backends import SQLiteHistoryPreserving, cases
 from relstore.tests.commands import BACKENDS, Commands, environment, oids
 from relstore.tests.servers import cannot_run

@@ -18,7 +18,7 @@ from ZODB.Connection import TransactionMetaData
 from ZODB.utils import p64, u64
 
 import relstore
-from relstore import memcache
+from relstore.caching import memcached
 from relstore.errors import ConfigurationError, OutcomeUnknown
 from relstore.tests.crash.ledger import ACKNOWLEDGED, FAILED, UNKNOWN, Attempt, Ledger, Revision, Served
 from relstore.tests.test_faults import state, value_of
@@ -75,7 +75,7 @@ def work(plan: Plan, board: Board) -> None:
     faulthandler.enable()
     logging.disable(logging.WARNING)
     role = {WRITER: Writer, READER: Reader, STARTER: Starter}[plan.role]
-    with plan.journal.open('w', buffering=1) as journal, patch.multiple(memcache, SLOW=PATIENCE, TIMEOUT=PATIENCE):
+    with plan.journal.open('w', buffering=1) as journal, patch.multiple(memcached, SLOW=PATIENCE, TIMEOUT=PATIENCE):
         def write(**entry) -> None:
             print(json.dumps(entry), file=journal)
         try:

@@ -20,7 +20,7 @@ from transaction.interfaces import NoTransaction, TransientError
 from ZODB import DB
 from ZODB.POSException import ConflictError
 
-from relstore.counter import RETRY
+from relstore.caching.commits import RETRY
 from relstore.errors import OutcomeUnknown
 from relstore.tests.soak import world
 from relstore.tests.soak.places import POLL_INTERVAL, Site

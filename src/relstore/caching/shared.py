@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from hashlib import blake2b
 
-from relstore.cache import Cache
-from relstore.memcache import LARGEST, Memcached, Unreachable, keys_of
+from relstore.caching.cache import Cache
+from relstore.caching.memcached import LARGEST, Memcached, Unreachable, keys_of
 
 # What one call writes at most: the rest is left to those who load it.
 LARGEST_BATCH, LARGEST_BATCH_BYTES = 500, 2_000_000

@@ -4,7 +4,7 @@ import time
 from contextlib import suppress
 from threading import Event, Lock, Thread
 
-from relstore.memcache import Memcached, Unreachable, keys_of
+from relstore.caching.memcached import Memcached, Unreachable, keys_of
 
 # The key holds begun * BEGUN + done.  pylibmc adds less than 2**31 at a time.
 BEGUN, DONE = 1 << 30, 1

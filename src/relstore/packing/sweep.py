@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from relstore.adapters.base import MAX_TID, PREPARED, SWEEPING, Pack
 from relstore.database import Database
-from relstore.doomed import Doomed, forget_lists, pages
 from relstore.errors import Deadlock, LockTimeout, Unavailable, changed_garbage
-from relstore.packtime import tid_of
+from relstore.packing.garbage import Doomed, forget_lists, pages
+from relstore.packing.packtime import tid_of
+from relstore.packing.reading import Revisions
+from relstore.packing.report import Progress, Report
 from relstore.references import unpack
-from relstore.report import Progress, Report
-from relstore.revisions import Revisions
-from relstore.session import Session
+from relstore.sessions.session import Session
 
 # Revisions that are looked at together.
 ROWS = 2500

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice, takewhile
 from threading import Lock
 
-from relstore.bases import Base, Bases, Standing
+from relstore.caching.bases import Base, Bases, Standing
 
 # valid_to of a revision that nothing newer is known of; above every tid.
 OPEN = 1 << 63

@@ -20,7 +20,7 @@ from ZODB.utils import p64, u64
 
 from relstore.adapters.base import Adapter
 from relstore.errors import StorageError, Unavailable
-from relstore.session import Session
+from relstore.sessions.session import Session
 from relstore.whole import not_whole
 
 log = logging.getLogger('relstore')

@@ -13,13 +13,13 @@ from itertools import islice
 
 from relstore.adapters.base import PREPARED, PREPARED_NOW, Pack
 from relstore.database import Database
-from relstore.doomed import LATER, OBJECT, OLDER, ROWS, SPARED, Doomed, forget_lists, pages
 from relstore.errors import ConfigurationError, changed_garbage
-from relstore.graph import Graph
-from relstore.packtime import tid_of
-from relstore.report import Progress, Report
-from relstore.revisions import Revisions
-from relstore.session import Session
+from relstore.packing.garbage import LATER, OBJECT, OLDER, ROWS, SPARED, Doomed, forget_lists, pages
+from relstore.packing.graph import Graph
+from relstore.packing.packtime import tid_of
+from relstore.packing.reading import Revisions
+from relstore.packing.report import Progress, Report
+from relstore.sessions.session import Session
 
 log = logging.getLogger('relstore.pack')
 

@@ -31,9 +31,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
-from relstore.cache import Cache
+from relstore.caching.cache import Cache
+from relstore.caching.proof import ENOUGH, Known
 from relstore.errors import StorageError
-from relstore.proof import ENOUGH, Known
 
 log = logging.getLogger('relstore')
 

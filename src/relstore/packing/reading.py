@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 from relstore.database import Database
-from relstore.graph import Graph
+from relstore.packing.graph import Graph
+from relstore.packing.report import Progress, Report
 from relstore.references import is_wrapped, might_refer, references
-from relstore.report import Progress, Report
-from relstore.session import Session
+from relstore.sessions.session import Session
 
 # References that are kept at a time.
 ROWS = 2500

@@ -33,13 +33,13 @@ from contextlib import closing
 from relstore.adapters import rights
 from relstore.adapters.base import PREPARED, PREPARED_NOW, Pack
 from relstore.database import Database
-from relstore.doomed import Doomed
 from relstore.errors import ConfigurationError, Unavailable
-from relstore.packtime import tid_of
-from relstore.prepare import Preparation
-from relstore.report import Progress, Report
-from relstore.session import Session
-from relstore.sweep import Sweep
+from relstore.packing.garbage import Doomed
+from relstore.packing.packtime import tid_of
+from relstore.packing.prepare import Preparation
+from relstore.packing.report import Progress, Report
+from relstore.packing.sweep import Sweep
+from relstore.sessions.session import Session
 
 log = logging.getLogger('relstore.pack')
 

@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 
 from relstore.adapters.base import Adapter
-from relstore.session import Session
+from relstore.sessions.session import Session
 
 OBJECT, OLDER, LATER, SPARED = 2, 1, 0, -1      # what goes: see relstore_garbage in schema.sql
 # Rows of the list that are written or read at a time.

@@ -11,7 +11,7 @@ from ZODB.POSException import ConflictError, POSKeyError, StorageError
 from ZODB.tests.hexstorage import HexStorage
 
 import relstore
-from relstore import transfer
+from relstore import copying
 from relstore.errors import Unavailable
 from relstore.tests.backends import (
     HISTORY_FREE,
@@ -406,7 +406,7 @@ class Unguarded(Suite):
 
     def test_it_is_told_soon(self):
         sessions = self.keeper()
-        with mock.patch.object(transfer, 'ALIVE', 0), \
+        with mock.patch.object(copying, 'ALIVE', 0), \
                 self.assertRaisesRegex(Unavailable, 'connection that kept packs out of .* was lost'):
             self.copy(None, None, lambda: self.end(sessions[-1]))
         self.assertEqual(self.storage.lastTransaction(), self.tids[2])
@@ -424,7 +424,7 @@ class Unguarded(Suite):
                 if n == at:
                     self.end(sessions[-1])
 
-            with mock.patch.object(transfer, 'ALIVE', 0), \
+            with mock.patch.object(copying, 'ALIVE', 0), \
                     self.assertRaisesRegex(Unavailable, 'connection that kept packs out of .* was lost'):
                 self.storage.copyTransactionsFrom(Interrupting(self.source, self.tids[1], act))
             self.assertEqual(read, list(range(at + 1)))

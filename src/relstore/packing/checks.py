@@ -13,14 +13,13 @@ from itertools import islice
 from ZODB.utils import p64
 
 from relstore.adapters.base import MAX_TID
-from relstore.conflicts import class_name
 from relstore.database import Database
-from relstore.doomed import OBJECT, OLDER
 from relstore.errors import ConfigurationError
-from relstore.references import references, unpack
-from relstore.report import Progress, Report
-from relstore.revisions import Revisions
-from relstore.session import Session
+from relstore.packing.garbage import OBJECT, OLDER
+from relstore.packing.reading import Revisions
+from relstore.packing.report import Progress, Report
+from relstore.references import class_name, references, unpack
+from relstore.sessions.session import Session
 
 # Records that are read at a time: most are not longer than 20,000 bytes, the others come one by one.
 ROWS = 500

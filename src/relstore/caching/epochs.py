@@ -8,7 +8,7 @@ generation  How many epochs and sweeps of packs this process has seen: the cache
 sweeps      How many sweeps of packs have ended, as the database counts them. What they removed no view of later finds.
 
 Beside these there are: a pool's `era`, of sessions that are to be dropped when they come back; what memcached keeps of
-an epoch, which is named after it (tier.py); and the number of a pack, which names its list (pack.py).
+an epoch, which is named after it (shared.py); and the number of a pack, which names its list (pack.py).
 """
 from array import array
 from collections.abc import Iterable, Sequence

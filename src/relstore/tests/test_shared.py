@@ -4,11 +4,11 @@ import random
 import unittest
 from unittest import mock
 
-from relstore import tier as tier_module
-from relstore.cache import Cache
-from relstore.memcache import Unreachable
+from relstore.caching import shared as tier_module
+from relstore.caching.cache import Cache
+from relstore.caching.memcached import Unreachable
+from relstore.caching.shared import Tier
 from relstore.tests.test_cache import LIMIT, LOG_LIMIT, OIDS, World, get
-from relstore.tier import Tier
 
 # Objects that may have changed since the base.
 TIER_LIMIT = 4

@@ -1,4 +1,4 @@
-"""memcache.py on a real memcached, with either client: what it keeps, and how little it costs when it fails."""
+"""memcached.py on a real memcached, with either client: what it keeps, and how little it costs when it fails."""
 import importlib.util
 import os
 import pickle
@@ -13,14 +13,14 @@ from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from unittest import mock
 
-from relstore import counter, memcache
-from relstore.cache import Cache
-from relstore.counter import BEGUN, CommitCounter
+from relstore.caching import commits, memcached
+from relstore.caching.cache import Cache
+from relstore.caching.commits import BEGUN, CommitCounter
+from relstore.caching.memcached import LARGEST, TIMEOUT, Memcached, Unreachable, split_servers
+from relstore.caching.shared import LARGEST_BATCH, LOOK_EVERY, Tier
 from relstore.errors import ConfigurationError
-from relstore.memcache import LARGEST, TIMEOUT, Memcached, Unreachable, split_servers
 from relstore.tests.patience import until, within
 from relstore.tests.servers import GarblingProxy, MemcachedLayer, MemcachedServer, cannot_run, require_memcached
-from relstore.tier import LARGEST_BATCH, LOOK_EVERY, Tier
 
 # An answer may come late on a busy machine; it must not be taken for a hang.
 MARGIN = 1.0
@@ -43,7 +43,7 @@ class Case(unittest.TestCase):
             cannot_run(self, f'{self.module} is not installed', excused=self.module == 'pylibmc')
 
     def patch(self, name, value):
-        patch = mock.patch.object(memcache, name, value)
+        patch = mock.patch.object(memcached, name, value)
         patch.start()
         self.addCleanup(patch.stop)
 
@@ -285,7 +285,7 @@ class FailureSuite:
             thread.start()
         for thread in threads:
             thread.join()
-        self.assertEqual(len(client.first._idle), min(count, memcache.MOST_IDLE))
+        self.assertEqual(len(client.first._idle), min(count, memcached.MOST_IDLE))
 
     def test_an_interrupted_request_leaves_no_answer_behind(self):
         client = self.client(self.server.where)
@@ -319,8 +319,8 @@ class FailureSuite:
         self.own_connections = 0
         self.own_connections = self.connections()
         client = self.client(self.server.where)
-        self.use_many_connections(client, memcache.MOST_IDLE + 4)
-        self.until(lambda: self.connections() == memcache.MOST_IDLE)
+        self.use_many_connections(client, memcached.MOST_IDLE + 4)
+        self.until(lambda: self.connections() == memcached.MOST_IDLE)
         barrier = threading.Barrier(5, timeout=60)
 
         def use(connection):
@@ -409,7 +409,7 @@ class FailureSuite:
             wait(connection)
             computed += 0.05
         client = self.client(self.server.where)
-        with mock.patch.object(memcache, 'time', clock):
+        with mock.patch.object(memcached, 'time', clock):
             with self.assertNoLogs('relstore'):
                 for _ in range(50):
                     client.first._do(compute)
@@ -490,13 +490,13 @@ class FailureSuite:
             for thread in threads:
                 thread.join()
         # Sixteen that fail at once are one failure.
-        self.assertLessEqual(client.first._pause, 2 * memcache.PAUSE)
+        self.assertLessEqual(client.first._pause, 2 * memcached.PAUSE)
 
     def test_pauses_grow(self):
         self.server.kill()
         client, now = self.client(self.server.where), [100.0]
         tried = []
-        with mock.patch.object(memcache.time, 'monotonic', lambda: now[0]), self.warned():
+        with mock.patch.object(memcached.time, 'monotonic', lambda: now[0]), self.warned():
             while now[0] < 300:
                 failed = client.first._failed
                 client.get_many(['a'])
@@ -527,8 +527,8 @@ class FailureSuite:
         self.assertEqual(client.get_many(['b']), {'b': b'2'})
 
     def test_garbage(self):
-        if not memcache.MODULES[self.module].survives_garbage:
-            self.skipTest('Its C library, libmemcached, is broken by some garbage; see memcache.Pylibmc.')
+        if not memcached.MODULES[self.module].survives_garbage:
+            self.skipTest('Its C library, libmemcached, is broken by some garbage; see memcached.Pylibmc.')
         self.quick()
         proxy = self.proxy(self.server)
         self.patch('TIMEOUT', 0.05)
@@ -553,7 +553,7 @@ class FailureSuite:
                 counter = CommitCounter(client, '', 'site')
                 proxy.garble = garble
                 # Once for each of them, as the garbage may be what a healthy server could say.
-                with self.within(12 * memcache.TIMEOUT + MARGIN):
+                with self.within(12 * memcached.TIMEOUT + MARGIN):
                     found = client.get_many(['a'])
                     self.assertLessEqual(set(found), {'a', 'other'})
                     client.set_many({'a': b'1'})
@@ -643,7 +643,7 @@ class WholeSuite:
         tier.look()
         self.assertIsNone(tier._shared_bases(tier._epoch.namespace))
         later = time.monotonic() + LOOK_EVERY
-        with mock.patch.object(memcache.time, 'monotonic', lambda: later):
+        with mock.patch.object(memcached.time, 'monotonic', lambda: later):
             tier.look()
         self.assertEqual(tier._shared_bases(tier._epoch.namespace), (100,))
 
@@ -744,9 +744,9 @@ class WholeSuite:
         before = two.value()
         one.begun()
         now = time.monotonic()
-        with mock.patch.object(memcache.time, 'monotonic', lambda: now):
+        with mock.patch.object(memcached.time, 'monotonic', lambda: now):
             self.assertEqual([two.value() for _ in range(5)], [None] * 5)
-            now += counter.STUCK - 1
+            now += commits.STUCK - 1
             self.assertEqual([two.value() for _ in range(5)], [None] * 5)
             now += 2
             self.assertIsNone(two.value())
@@ -813,7 +813,7 @@ class TestConfiguration(unittest.TestCase):
     def test_addresses(self):
         for name, address in [('localhost:11211', ('localhost', 11211)), ('[::1]:5', ('::1', 5)),
                               ('unix:/run/mc', '/run/mc'), ('/run/mc', '/run/mc')]:
-            self.assertEqual(memcache._address(name), address)
+            self.assertEqual(memcached._address(name), address)
         for name in ('localhost', 'localhost:', ':11211', 'a:b', 'a:0', 'a:65536', 'a:-1', 'a:²', ''):
             with self.subTest(name), self.assertRaises(ConfigurationError) as caught:
                 Memcached([name], 'pymemcache')
@@ -826,10 +826,10 @@ class TestConfiguration(unittest.TestCase):
                                ('relstorage.pylibmc_wrapper', 'Pymemcache'), (None, 'Pymemcache'),
                                ('auto', 'Pymemcache')]:
             with self.subTest(name), mock.patch.dict(sys.modules, {'pylibmc': mock.MagicMock()}):
-                self.assertEqual(type(memcache._library(name)).__name__, expected)
+                self.assertEqual(type(memcached._library(name)).__name__, expected)
         with mock.patch.dict(sys.modules, {'pylibmc': mock.MagicMock(), 'pymemcache': None}):
             for name in (None, 'auto', 'relstorage.pylibmc_wrapper'):
-                self.assertIsInstance(memcache._library(name), memcache.Pylibmc)
+                self.assertIsInstance(memcached._library(name), memcached.Pylibmc)
 
     def test_a_warning_where_garbage_is_not_survived(self):
         with mock.patch.dict(sys.modules, {'pylibmc': mock.MagicMock()}):

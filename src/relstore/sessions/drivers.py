@@ -15,7 +15,6 @@ from operator import methodcaller
 from types import ModuleType
 from typing import Any, TypeVar
 
-from relstore.adapters.pipeline import Connection
 from relstore.errors import (
     ConfigurationError,
     DatabaseError,
@@ -27,6 +26,7 @@ from relstore.errors import (
     OutOfLocks,
     Unavailable,
 )
+from relstore.sessions.pipeline import Connection
 
 # What PostgreSQL names when it is out of shared memory because of too many locks.
 LOCKS = 'max_locks_per_transaction'

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from struct import Struct
 
-from relstore.cache import Cache
+from relstore.caching.cache import Cache
 from relstore.references import references, unpack
 
 LARGEST = 64            # objects fetched beside one

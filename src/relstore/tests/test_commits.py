@@ -8,9 +8,9 @@ from contextlib import suppress
 from types import SimpleNamespace
 from unittest import mock
 
-from relstore import counter
-from relstore.counter import BEGUN, DONE, CommitCounter
-from relstore.memcache import Unreachable
+from relstore.caching import commits
+from relstore.caching.commits import BEGUN, DONE, CommitCounter
+from relstore.caching.memcached import Unreachable
 from relstore.tests.patience import until
 
 PROCESSES = 3
@@ -109,7 +109,7 @@ class World:
 
     def time_passes(self, process):
         if process.counter._unbalanced is not None:
-            process.counter._unbalanced -= 2 * counter.STUCK
+            process.counter._unbalanced -= 2 * commits.STUCK
 
     def interleave(self):
         if self.rnd.random() < .2 and len(self.busy) < PROCESSES:
@@ -233,7 +233,7 @@ class World:
 
 def history(seed, steps=300, **how):
     rnd = random.Random(seed)
-    secret, counter.secrets = counter.secrets, rnd
+    secret, commits.secrets = commits.secrets, rnd
     rnd.randbits = rnd.getrandbits
     try:
         world = World(rnd, **how)
@@ -241,7 +241,7 @@ def history(seed, steps=300, **how):
             world.step()
         world.calm_down()
     finally:
-        counter.secrets = secret
+        commits.secrets = secret
     return world
 
 
@@ -413,7 +413,7 @@ class TestDebts(unittest.TestCase):
         self.server = Server()
         self.addCleanup(self.until, lambda: not self.payers())
         self.mine, self.other = self.counter(), self.counter()
-        patch = mock.patch.object(counter, 'RETRY', 0.01)
+        patch = mock.patch.object(commits, 'RETRY', 0.01)
         patch.start()
         self.addCleanup(patch.stop)
 
@@ -452,14 +452,14 @@ class TestDebts(unittest.TestCase):
         self.mine.close()
         self.until(lambda: not self.payers())
         self.other.close()
-        with mock.patch.object(counter, 'Thread', side_effect=AssertionError('started')):
+        with mock.patch.object(commits, 'Thread', side_effect=AssertionError('started')):
             self.commit(self.mine)
             self.commit(self.other)
 
     def test_close_tells_what_it_can(self):
         before = self.other.value()
         self.server.down = True
-        with mock.patch.object(counter, 'RETRY', 1000):
+        with mock.patch.object(commits, 'RETRY', 1000):
             self.commit(self.mine)
             self.server.down = False
             self.mine.close()
@@ -467,7 +467,7 @@ class TestDebts(unittest.TestCase):
 
     def test_a_child_process_owes_nothing(self):
         self.server.down = True
-        with mock.patch.object(counter, 'RETRY', 1000):
+        with mock.patch.object(commits, 'RETRY', 1000):
             self.commit(self.mine)
             self.mine.close()
             self.until(lambda: not self.payers())       # fork leaves no thread
@@ -515,7 +515,7 @@ class TestNeverBalanced(unittest.TestCase):
     def test_who_dies_is_given_up_on_a_busy_site(self):
         server, now = Server(), 1000.0
         mine, other = CommitCounter(server, '', 'site'), CommitCounter(server, '', 'site')
-        with mock.patch.object(counter, 'time', SimpleNamespace(monotonic=lambda: now)):
+        with mock.patch.object(commits, 'time', SimpleNamespace(monotonic=lambda: now)):
             mine.value()
             mine.begun()        # and it dies
             unknown = 0
@@ -523,19 +523,19 @@ class TestNeverBalanced(unittest.TestCase):
                 now += 10
                 other.done(other.begun())
                 unknown += other.value() is None
-            self.assertLessEqual(unknown * 10, counter.STUCK + 20)
-            self.assertGreaterEqual(unknown * 10, counter.STUCK)
+            self.assertLessEqual(unknown * 10, commits.STUCK + 20)
+            self.assertGreaterEqual(unknown * 10, commits.STUCK)
 
     def test_balanced_now_and_then_is_enough(self):
         server, now = Server(), 1000.0
         mine = CommitCounter(server, '', 'site')
-        with mock.patch.object(counter, 'time', SimpleNamespace(monotonic=lambda: now)), \
+        with mock.patch.object(commits, 'time', SimpleNamespace(monotonic=lambda: now)), \
                 mock.patch.object(server, 'delete', side_effect=AssertionError('deleted')):
             mine.value()
             for _ in range(20):
-                now += counter.STUCK / 2
+                now += commits.STUCK / 2
                 token = mine.begun()
                 self.assertIsNone(mine.value())
-                now += counter.STUCK / 2
+                now += commits.STUCK / 2
                 mine.done(token)
                 self.assertIsNotNone(mine.value())

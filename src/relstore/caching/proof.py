@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from relstore.adapters.base import Adapter
-from relstore.session import Session
+from relstore.sessions.session import Session
 
 # Objects that are asked about, or remembered, where all are too many.
 ENOUGH = 100

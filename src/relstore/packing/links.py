@@ -16,10 +16,10 @@ from ZODB.utils import p64
 from relstore.adapters.base import MAX_TID
 from relstore.database import Database
 from relstore.errors import ConfigurationError, StorageError
+from relstore.packing.reading import Revisions
+from relstore.packing.report import Report
 from relstore.references import might_refer, unpack
-from relstore.report import Report
-from relstore.revisions import Revisions
-from relstore.session import Session
+from relstore.sessions.session import Session
 from relstore.spool import Pending, Spool
 
 # Links that are looked up at a time: in any database's smallest message is room for three times as many.

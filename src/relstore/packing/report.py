@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from relstore.doomed import LATER, OBJECT, OLDER
+from relstore.packing.garbage import LATER, OBJECT, OLDER
 
 # (what is being done, how much of it is done, of how much or None)
 Progress = Callable[[str, int, int | None], None]

@@ -1,0 +1,1 @@
+"""Sessions: connections to a database, which module makes them, and the pool that lends them."""
