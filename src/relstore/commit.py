@@ -13,6 +13,7 @@ from ZODB.POSException import ConflictError, MultipleUndoErrors, ReadConflictErr
 from ZODB.utils import p64, u64
 
 from relstore.adapters.base import LARGEST, MAX_TID, TOGETHER, Ballot, Metadata, Verdict
+from relstore.caching.epochs import Origin
 from relstore.database import Database
 from relstore.errors import (
     Deadlock,
@@ -44,24 +45,21 @@ class Transaction:
     """What one ZODB transaction changes in one storage, and the session that it commits with, once it has voted.
 
     metadata: the object that tpc_begin was given.
-    generation: of the view that it read, or -1.
-    began: the generation in which the connection began, whose objects may be as old as that.
-    at: the tid that its view stands at, or an earlier one; None: it has no view.
     refused: see Links.
     tid: given when the transaction is a copy of one that has a tid already.
     packed: whether that one was packed: then it cannot be undone.
     """
 
-    def __init__(self, database: Database, metadata, generation: int, began: int, at: int | None,
-                 refused: set[int], tid: int | None = None, packed: bool = False):
+    def __init__(self, database: Database, metadata, origin: Origin, refused: set[int], tid: int | None = None,
+                 packed: bool = False):
         self._database, self._adapter = database, database.adapter
         if tid is not None and tid > LARGEST:
             raise StorageError(f'A transaction with the tid {tid:#x} cannot be added: the largest is {LARGEST:#x}, for '
                                'each later one needs a larger one.')
         self.metadata = metadata
         self.phase = OPEN
-        self._epoch, self._sweeps = database.epochs.of(generation), database.epochs.sweeps_of(began)
-        self._at, self._view, self._refused, self._tid, self._packed = at, generation, refused, tid, packed
+        self._epoch, self._origin = database.epochs.of(origin.generation), origin
+        self._refused, self._tid, self._packed = refused, tid, packed
         self._record: Metadata | None = None
         self._spool = Spool(database.untransform, digest=self._adapter.keep_history)
         self._reads: dict[int, int] = {}
@@ -229,7 +227,7 @@ class Transaction:
         known = () if lags or self._adapter.keep_history else self._database.changed_last(PROBES)
         return Ballot(
             epoch=self._epoch if self._database.epochs.is_current(self._generation) else '',
-            at=None if lags else self._at, known=known, bases=bases, locks=locks,
+            at=None if lags else self._origin.at, known=known, bases=bases, locks=locks,
             timeout=self._database.options.commit_lock_timeout,
             restored=[row.oid for row in spool if row.restored], reads=reads, restored_tid=self._tid,
             alone=bool(self._deleted) or len(locks) + len(reads) > self._adapter.most_locks)
@@ -278,10 +276,11 @@ class Transaction:
     def _look_at_links(self, links: Links, verdict: Verdict) -> None:
         """See that nothing refers to what a pack removes, or has removed since the connection began; see links.py.
 
-        Nor to what was deleted since the view. What is copied with its tid may refer to what comes later.
+        Nor to what was deleted since then. What is copied with its tid may refer to what comes later.
         """
-        swept = self._database.epochs.swept(self._sweeps, verdict.sweeps) if self._tid is None else []
-        if self._tid is None and (verdict.sweeping or (self._at or 0) < verdict.deleted
+        epochs, origin = self._database.epochs, self._origin
+        swept = epochs.swept(epochs.sweeps_of(origin.began), verdict.sweeps) if self._tid is None else []
+        if self._tid is None and (verdict.sweeping or (origin.since or 0) < verdict.deleted
                                   or self._refused and not self._refused.isdisjoint(links.linked)):
             swept = None
         if verdict.sweeping or swept != []:
@@ -292,14 +291,14 @@ class Transaction:
 
         RelStorage leaves no trace of what it removes; during a sweep a deletion does not either.
         """
-        if self._at is None or self._at < verdict.deleted or verdict.sweeping or self._adapter.may_lag:
+        if self._origin.at is None or self._origin.at < verdict.deleted or verdict.sweeping or self._adapter.may_lag:
             return True
-        swept = self._database.epochs.swept(self._database.epochs.sweeps_of(self._view), verdict.sweeps)
+        swept = self._database.epochs.swept(self._database.epochs.sweeps_of(self._origin.generation), verdict.sweeps)
         if swept is None or is_in_any(swept, oid) or not self._adapter.writes_alone(self._session):
             return True
         if not self._adapter.keep_history:
             return False
-        before = self._adapter.load_before(self._session, oid, self._at + 1)
+        before = self._adapter.load_before(self._session, oid, self._origin.at + 1)
         return before is not None and before[0] is not None     # its creation was undone since
 
     def _look_at_deletions(self, links: Links) -> None:
@@ -308,8 +307,8 @@ class Transaction:
         This transaction has kept all others out, so those that voted before are seen here, and those that vote after it
         see that something was deleted. Where there is no view nobody knows when the collector looked.
         """
-        if self._at is not None:
-            links.look_since(self._at, self._deleted)
+        if self._origin.at is not None:
+            links.look_since(self._origin.at, self._deleted)
         self._adapter.tell_deletion(self._session)
 
     def _resolve_conflicts(self, conflicts: list[tuple[int, int, bytes | None]]) -> list[int]:

@@ -214,8 +214,8 @@ class RelStore(UndoLogCompatible):
             raise StorageTransactionError('Duplicate tpc_begin calls for same transaction')
         self._commit_lock.acquire()
         try:
-            view, at = self._view, self._view.begin_commit()    # an instance holds one session at most
-            self._txn = Transaction(self._database, transaction, view.generation, view.began, at, self._refused,
+            origin = self._view.begin_commit()      # an instance holds one session at most
+            self._txn = Transaction(self._database, transaction, origin, self._refused,
                                     None if tid is None else u64(tid), packed=status == 'p')
         except BaseException:
             self._commit_lock.release()

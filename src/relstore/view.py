@@ -16,6 +16,7 @@ from ZODB.utils import p64
 
 from relstore.adapters.base import MAX_TID
 from relstore.caching.bases import ANYWHERE, Standing
+from relstore.caching.epochs import Origin
 from relstore.caching.polling import Answer
 from relstore.caching.readahead import LARGEST_STATE, ReadAhead
 from relstore.database import Database
@@ -36,7 +37,6 @@ class View:
 
     at: the tid it stands at; None where there is none. generation: of the database, when it was taken.
     hit: the last state that was found in the cache, if no load has missed since; whoever finds one sets it.
-    began: the generation in which the connection began, whose objects may be as old as that.
     """
 
     def __init__(self, database: Database):
@@ -44,8 +44,9 @@ class View:
         self._pool, self._cache = database.pool, database.cache
         self.at: int | None = None
         self.generation = -1
-        self.began = self._cache.generation
         self.hit: bytes | None = None
+        self._began = self._cache.generation    # when the connection began,
+        self._since: int | None = None          # and where its first view stood
         self._told: tuple[int | None, int] = None, -1   # up to where the connection knows what changed: at, generation
         self._own: int | None = None            # tid of its commit since then
         self._failure: StorageError | None = None       # why there is none
@@ -75,6 +76,8 @@ class View:
             if may_fail:
                 raise
             return []
+        if self._since is None:
+            self._since = self.at
         changed = [] if last is None else self._cache.invalidations(last, self._own, generation)
         self._told, self._own = (self.at, self.generation), None
         return changed
@@ -95,14 +98,12 @@ class View:
         self._snapshot.end()
         self._standing.between = None
 
-    def begin_commit(self) -> int | None:
-        """Give the session back, for a vote needs one. Return where the view stands, or stood before its last commit.
-
-        None: there is none, or it was of an epoch that is over.
-        """
+    def begin_commit(self) -> Origin:
+        """Give the session back, for a vote needs one. Return what is to be committed is based on."""
         self._snapshot.end()
         last, generation = self._told
-        return last if self.at is None and self._database.epochs.is_current(generation) else self.at
+        at = last if self.at is None and self._database.epochs.is_current(generation) else self.at
+        return Origin(self.generation, at, self._began, self._since)
 
     def committed(self, tid: int) -> None:
         """The connection has committed. Other commits may lie between the view and this one: it is no more."""

@@ -12,6 +12,20 @@ an epoch, which is named after it (shared.py); and the number of a pack, which n
 """
 from array import array
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+
+class Origin(NamedTuple):
+    """What a transaction was based on.
+
+    generation: of the view that it has read, or -1. at: the tid this stands at, or stood at before its last commit;
+    None: there is none. began, since: the generation, and the tid of the first view, of the connection; what it holds
+    may be as old as that.
+    """
+    generation: int
+    at: int | None
+    began: int
+    since: int | None
 
 
 class Epochs:
