@@ -68,8 +68,11 @@ class CuttingProxy:
 
     def stop(self) -> None:
         """Refuse new connections and cut those that exist; return when no thread of the proxy runs any more."""
+        if self._listener is None:
+            return
         self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept(), which close() does not
         self._listener.close()
+        self._listener = None
         self.resume()
         self._join(self._accepting)  # what it was about to accept is there then
         self.cut()

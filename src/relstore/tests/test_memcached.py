@@ -760,6 +760,7 @@ class WholeSuite:
                 self.assertIsNone(counter.value())
                 self.assertIsNotNone(counter.value())
 
+    @mock.patch.multiple(memcached, SLOW=5.0, TIMEOUT=5.0)     # on a busy machine it is not to be left alone as slow
     def test_a_committer_that_is_cut_off_tells_when_it_can(self):
         proxy = self.proxy(self.server)
         one, two = self.counter(self.client(f'127.0.0.1:{proxy.port}')), self.counter()

@@ -1007,7 +1007,7 @@ class Memory(Suite):
         self.assertEqual([len(oids) for oids in self.site.database.epochs.swept(number - 3, number)], [2, 2, 2])
         for cluster in clusters:
             client.view._refused.clear()        # else all that is linked would be looked up
-            with self.assertRaisesRegex(ConflictError, 'is not there'):
+            with self.assertRaisesRegex(StorageError, 'is not there'):
                 client.begin().link(cluster.holder, cluster.one)
         self.ends()
 
