@@ -137,11 +137,14 @@ class Packets(TestCase):
         def swept(values):
             self.storage._pool.attempt(lambda session: session.run(f'UPDATE relstore_sweep SET {values}'))
 
-        swept('generation = 1')
-        _, txn = self.vote(*records)
-        self.storage.tpc_finish(txn)
+        adapter, attempt = self.storage._adapter, self.storage._pool.attempt
+        generation = attempt(adapter.new_pack, 1, 1, True, 'token')
+        attempt(lambda session: session.run(adapter.sql.set_meta, ('sweeping', 'token')))
+        swept(f'generation = {generation}')
+        with self.assertRaisesRegex(ConflictError, 'is not there'):     # but it does not go
+            self.vote(*records)
         swept('generation = 0, number = number + 1')
-        with self.assertRaisesRegex(ConflictError, 'is removed by a pack'):     # they are not there
+        with self.assertRaisesRegex(ConflictError, 'is not there'):
             self.vote(*records)
 
     def test_what_just_fits_is_stored(self):
