@@ -144,7 +144,7 @@ class Packets(TestCase):
         with self.assertRaisesRegex(ConflictError, 'is not there'):     # but it does not go
             self.vote(*records)
         swept('generation = 0, number = number + 1')
-        with self.assertRaisesRegex(ConflictError, 'is not there'):
+        with self.assertRaisesRegex(StorageError, 'is not there'):      # the second time it is told that no retry helps
             self.vote(*records)
 
     def test_what_just_fits_is_stored(self):
