@@ -1,5 +1,5 @@
 # make demo    a first look                make test    all tests           make lint    style and layers
-#   DATA=/path/to/Data.fs                    JOBS=2                 PYTHON=python3.12, where python3 is not the one to use
+#   DATA=/path/to/Data.fs                    JOBS=3                 PYTHON=python3.12, where python3 is not the one to use
 #                                            RELSTORE_TEST_THOROUGH=1, for a night
 #   TESTS="-t EveryByte -t Stress" with that: a commit cut after each of its bytes, by each driver; each server stressed
 #   for a minute by 16 processes. A quarter of an hour
@@ -15,7 +15,7 @@
 
 PYTHON ?= python3
 # Layers of tests that run at a time, each with servers of its own. With 1 a debugger can be used, and dots are shown.
-JOBS ?= 2
+JOBS ?= 3
 BUILDOUT = zc.buildout>=6,<7
 LINTERS = ruff>=0.17,<0.18 import-linter>=2.16,<3
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from relstore.caching.cache import OBJECT_BYTES, OPEN, PATIENCE, REVISION_BYTES, Cache, memory_of
+from relstore.tests.backends import THOROUGH
 
 OIDS = 8
 VIEWS = 4
@@ -326,8 +327,8 @@ class TestHistories(unittest.TestCase):
     def test_hypothesis(self):
         run_state_machine_as_test(
             Histories,
-            settings=settings(max_examples=300, stateful_step_count=80, deadline=None, derandomize=True,
-                              database=None),
+            settings=settings(max_examples=300 if THOROUGH else 100, stateful_step_count=80, deadline=None,
+                              derandomize=True, database=None),
         )
 
     def assert_caught(self, **how):

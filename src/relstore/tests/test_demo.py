@@ -22,10 +22,12 @@ from relstore.cli import demo
 from relstore.cli.main import main
 from relstore.cli.sample import write_sample
 from relstore.errors import ConfigurationError
+from relstore.tests.layers import Processes
 from relstore.tests.plone import unpacked_site
 
 
 class DemoTestCase(unittest.TestCase):
+    layer = Processes
     """`self.site` is a directory for the FileStorage `self.path`; `self.into` does not exist yet."""
 
     def setUp(self):

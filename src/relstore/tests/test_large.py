@@ -30,6 +30,7 @@ from relstore.tests.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
+from relstore.tests.layers import Processes
 from relstore.tests.servers import PostgreSQLServer, require_postgresql
 from relstore.tests.servers.server import SharedServer
 from relstore.tests.test_faults import commit, counter, state, value_of
@@ -118,6 +119,7 @@ class ManyConflicts(TestCase):
 
 
 class DefaultServer(TestCase):
+    layer = Processes
     """PostgreSQL with the settings that it comes with."""
 
     def setUp(self):

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import pymysql
 
+from relstore.tests.layers import Processes
 from relstore.tests.proxy import CuttingProxy
 from relstore.tests.servers import (
     MariaDBLayer,
@@ -170,11 +171,13 @@ class Own:
 
 
 class OwnMariaDB(Own, unittest.TestCase):
+    layer = Processes
     def setUp(self):
         require_mariadb(self)
 
 
 class OwnMySQL(Own, unittest.TestCase):
+    layer = Processes
     kind = MySQLServer
 
     def setUp(self):

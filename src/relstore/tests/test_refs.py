@@ -22,6 +22,7 @@ from relstore.packing.graph import Graph
 from relstore.references import unpack
 from relstore.tests.backends import SQLiteHistoryPreserving, cases
 from relstore.tests.commands import BACKENDS, Commands, environment
+from relstore.tests.layers import Processes
 from relstore.tests.patience import within
 from relstore.tests.test_references import Reference, record
 
@@ -191,6 +192,7 @@ class Usage(SQLiteHistoryPreserving, Refs):
 
 
 class Killed(SQLiteHistoryPreserving, Refs):
+    layer = Processes
 
     # Whoever runs the tests in the background of a shell has them ignore interrupts, and what they start.
     CODE = ('import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); '

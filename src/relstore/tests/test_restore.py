@@ -28,6 +28,7 @@ import relstore
 from relstore.adapters import mysql
 from relstore.errors import ConfigurationError, Unavailable
 from relstore.tests.backends import (
+    THOROUGH,
     MySQLdbHistoryFree,
     MySQLdbHistoryPreserving,
     MySQLdbOnMySQLHistoryFree,
@@ -38,6 +39,7 @@ from relstore.tests.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
+from relstore.tests.layers import Processes
 from relstore.tests.servers import PostgreSQLServer, postgresql_programs, require_postgresql
 from relstore.tests.test_faults import commit, state
 
@@ -345,7 +347,7 @@ class Truncated(PgDump, TellsByEpoch):
 
 class OwnServer:
     """Nobody else uses the server, so it may be shut down."""
-
+    layer = Processes
     keep_history = True
 
     def setUp(self):
@@ -712,12 +714,10 @@ cases(globals(), Recreated, Emptied, backends=MYSQL[:2])
 cases(globals(), Refilled, backends=SQLITE + POSTGRESQL + MYSQL)
 
 
-class ReplacedHistoryFree(Replaced):
-    keep_history = False
-
-
-class MadeHistoryFree(Made):
-    keep_history = False
+# Each makes a server or two for each of its tests.
+for way in (Replaced, Made) if THOROUGH else ():
+    globals()[f'{way.__name__}HistoryFree'] = type(f'{way.__name__}HistoryFree', (way,), {
+        '__module__': __name__, 'keep_history': False})
 
 
 del Restored, TellsByEpoch, BackedUp, OneObject, Shell, Renamed, Dropped, Truncated, Recreated, Emptied, Refilled

@@ -10,6 +10,7 @@ from contextlib import closing
 
 import psycopg2
 
+from relstore.tests.layers import Processes
 from relstore.tests.proxy import CuttingProxy
 from relstore.tests.servers import (
     PgBouncerServer,
@@ -77,6 +78,7 @@ class SharedServer(unittest.TestCase):
 
 
 class OwnServer(unittest.TestCase):
+    layer = Processes
     def setUp(self):
         require_postgresql(self)
 

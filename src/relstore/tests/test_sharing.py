@@ -22,6 +22,7 @@ from relstore.tests.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
+from relstore.tests.layers import Processes
 from relstore.tests.patience import until
 from relstore.tests.servers import (
     GarblingProxy,
@@ -429,6 +430,7 @@ del Suite, Sharing, Statements
 
 
 class TestCrash(unittest.TestCase):
+    layer = Processes
     """The database crashes, and memcached counts no commit: who does not ask learns it from the first load."""
 
     def setUp(self):

@@ -15,6 +15,8 @@ from ZODB import DB
 from ZODB.MappingStorage import MappingStorage
 
 from relstore.errors import Disconnected, OutcomeUnknown
+from relstore.tests.backends import THOROUGH
+from relstore.tests.layers import Processes
 from relstore.tests.servers import postgresql_programs, require_memcached
 from relstore.tests.soak import clients, world
 from relstore.tests.soak.clients import (
@@ -37,7 +39,9 @@ SECONDS = 120       # far more than it takes
 
 
 class Smoke(unittest.TestCase):
+    layer = Processes
 
+    @unittest.skipUnless(THOROUGH, 'takes half a minute, and the one below does as much')
     def test_ten_seconds(self):
         data = self.soak(seed=15)       # begins with a pack
         self.assertIn('pack', data['disturbed'])
