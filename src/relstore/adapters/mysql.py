@@ -53,6 +53,7 @@ OLDEST_MYSQL, OLDEST_MARIADB = (8, 0), (10, 6)      # SKIP LOCKED; and JSON_TABL
 SMALLEST_PACKET = 1 << 20
 FINISH_TIMEOUT = 600            # failing after the vote would tear a transaction over several databases
 ORPHAN_DEADLINE = 60.0          # seconds after which nobody knows
+SEEN_PATIENCE, SEEN = 1.0, 5    # seconds in which what is committed is surely seen, and of how many objects
 ORPHAN_PATIENCE = 5             # seconds a connection whose client is gone may still wait before it is ended
 # MariaDB makes a subquery of a list of a thousand, and MySQL scans the table for one too long: rows would be locked in
 # any order, or all of them.
@@ -614,10 +615,22 @@ class MySQL(Adapter):
             else:
                 break
         if rows:
+            self._until_seen(session, rows[0][0], oids)
             return rows[0][0]
         if _server(self.epoch(session)) != _server(epoch):
             raise OutcomeUnknown('another server answers, which may not have it yet')
         return None
+
+    def _until_seen(self, session: Session, tid: int, oids: Sequence[int]) -> None:
+        """Wait until a new view shows a transaction.
+
+        MariaDB lets its locks go in the moment of the commit, and leaves it out of views until a moment later.
+        Of one that has only deleted objects nothing tells, so give up after a time that is long enough for any.
+        """
+        deadline = time.monotonic() + SEEN_PATIENCE
+        while (not any((self.current_tid(session, oid) or 0) >= tid for oid in oids[:SEEN])
+               and time.monotonic() < deadline):
+            time.sleep(0.001)
 
     def _kill(self, session: Session, connection: int) -> None:
         try:

@@ -225,7 +225,7 @@ class Cursor:
 def join_all_but(these: list) -> None:
     """Wait for the threads of a proxy, which end when their connections do."""
     for thread in set(threading.enumerate()) - set(these):
-        if thread.daemon:
+        if thread.daemon and not thread.name.startswith('relstore'):      # those of a storage end when it is closed
             thread.join(10)
 
 

@@ -468,6 +468,25 @@ class Outcome(ServerSuite):
         self.proxy.cut()
         return finish
 
+    def test_what_is_told_can_be_seen(self):
+        """MariaDB lets a commit's locks go a moment before others see it."""
+        if not isinstance(self, MySQLBackend):
+            self.skipTest('there a commit is seen when its status is told')
+        adapter, seen = self.mine._adapter, []
+        current_tid = adapter.current_tid
+
+        def late(*arguments):
+            seen.append(current_tid(*arguments))
+            return seen[-1] if len(seen) > 10 else u64(self.base)
+
+        finish = self._orphaned()
+        self.watch.until_outcome_is_asked()
+        with patch.object(adapter, 'current_tid', late):
+            self.third.release_commit_lock()
+            tid = finish.result(30)
+        self.assertEqual(seen[-1], u64(tid))
+        self.assertGreater(len(seen), 10)
+
     def test_the_orphan_commits_after_we_asked(self):
         finish = self._orphaned()
         self.watch.until_outcome_is_asked()
