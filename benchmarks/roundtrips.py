@@ -17,7 +17,7 @@ from benchmarks import storages
 from benchmarks.figures import Case, Results
 from benchmarks.objects import Record, Stubborn
 from benchmarks.storages import KINDS, Lab, Site
-from relstore.tests.proxy import CuttingProxy
+from relstore.tests.support.proxy import CuttingProxy
 
 PART = 'roundtrips'
 TITLE = 'Round trips'

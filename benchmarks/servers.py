@@ -13,8 +13,8 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from relstore.tests.proxy import CuttingProxy
-from relstore.tests.servers import MariaDBServer, MySQLServer, PostgreSQLServer
+from relstore.tests.support.proxy import CuttingProxy
+from relstore.tests.support.servers import MariaDBServer, MySQLServer, PostgreSQLServer
 
 SOURCE = Path(__file__).parent / 'slow_fdatasync.c'
 SECONDS_TO_START = 30

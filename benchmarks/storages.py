@@ -28,7 +28,7 @@ from benchmarks.servers import (
     Unavailable,
     ZEOServer,
 )
-from relstore.tests.servers import (
+from relstore.tests.support.servers import (
     MemcachedServer,
     mariadb_programs,
     memcached_program,

@@ -13,8 +13,8 @@ from ZODB.utils import p64, u64, z64
 
 import relstore
 from relstore.errors import ConfigurationError
-from relstore.tests.adopted import DELETED, Adopted, AdoptedMySQL, AdoptedPostgreSQL, AdoptedSQLite
-from relstore.tests.backends import (
+from relstore.tests.support.adopted import DELETED, Adopted, AdoptedMySQL, AdoptedPostgreSQL, AdoptedSQLite
+from relstore.tests.support.backends import (
     MYSQL,
     Psycopg2HistoryFree,
     Psycopg2HistoryPreserving,

@@ -17,7 +17,7 @@ from ZODB.POSException import ConflictError, POSKeyError
 from ZODB.tests import BasicStorage, ConflictResolution, RevisionStorage, StorageTestBase, Synchronization
 from ZODB.utils import p64, z64
 
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     MySQLdbHistoryFree,
     MySQLdbHistoryPreserving,
     Psycopg2HistoryFree,
@@ -26,7 +26,7 @@ from relstore.tests.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
-from relstore.tests.servers import cannot_run
+from relstore.tests.support.servers import cannot_run
 from relstore.tests.test_protocol import commit, state
 from relstore.tests.test_storage import minimal
 

@@ -21,7 +21,7 @@ from psycopg2.extensions import make_dsn
 
 import relstore
 from relstore.errors import ConfigurationError
-from relstore.tests.servers import (
+from relstore.tests.support.servers import (
     MariaDBServer,
     MySQLServer,
     PostgreSQLServer,
@@ -37,7 +37,7 @@ from relstore.tests.servers import (
     require_postgresql,
     unprivileged_user,
 )
-from relstore.tests.watch import MySQLWatch
+from relstore.tests.support.watch import MySQLWatch
 
 DRIVERS = ('psycopg2', 'psycopg')
 

@@ -17,7 +17,7 @@ from ZODB.utils import u64, z64
 
 from relstore.caching.bases import ANYWHERE, Standing
 from relstore.caching.cache import OBJECT_BYTES, REVISION_BYTES, Cache
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     MySQLdbOnMySQLHistoryFree,
     Psycopg2HistoryFree,
     Psycopg3HistoryFree,

@@ -12,7 +12,7 @@ import tempfile
 import unittest
 from xml.etree import ElementTree
 
-from relstore.tests.servers import cannot_run
+from relstore.tests.support.servers import cannot_run
 
 PROJECT = pathlib.Path(__file__).resolve().parents[3]
 PARTS = ('speed', 'reading', 'commit', 'occupancy', 'pack', 'memory')

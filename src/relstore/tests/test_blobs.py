@@ -17,8 +17,8 @@ from ZODB.tests.hexstorage import HexStorage
 from ZODB.utils import p64, u64, z64
 
 from relstore.tests import test_adoption as adoption
-from relstore.tests.backends import PostgreSQLBackend, Psycopg2HistoryPreserving, SQLiteHistoryPreserving
-from relstore.tests.servers import MemcachedServer, require_memcached
+from relstore.tests.support.backends import PostgreSQLBackend, Psycopg2HistoryPreserving, SQLiteHistoryPreserving
+from relstore.tests.support.servers import MemcachedServer, require_memcached
 from relstore.tests.test_storage import commit, minimal
 
 BLOB, BESIDE, NEW = p64(2000), p64(2001), p64(2002)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from relstore.caching.cache import OBJECT_BYTES, OPEN, PATIENCE, REVISION_BYTES, Cache, memory_of
-from relstore.tests.backends import THOROUGH
+from relstore.tests.support.backends import THOROUGH
 
 OIDS = 8
 VIEWS = 4

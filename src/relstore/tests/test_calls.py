@@ -18,7 +18,7 @@ from relstore import spool
 from relstore.adapters.base import LARGEST, MAX_TID
 from relstore.errors import ConfigurationError
 from relstore.packing import pack, packtime
-from relstore.tests.backends import BY_EVERY_DRIVER, HISTORY_FREE, HISTORY_PRESERVING, MYSQL, cases
+from relstore.tests.support.backends import BY_EVERY_DRIVER, HISTORY_FREE, HISTORY_PRESERVING, MYSQL, cases
 from relstore.tests.test_storage import commit, minimal
 
 ANY = HISTORY_PRESERVING + HISTORY_FREE

@@ -10,9 +10,9 @@ from ZODB.POSException import POSKeyError
 from ZODB.utils import p64, u64
 
 from relstore.cli.zodbpack import main
-from relstore.tests.backends import SQLiteHistoryFree, SQLiteHistoryPreserving, cases
-from relstore.tests.commands import Commands
-from relstore.tests.servers import cannot_run
+from relstore.tests.support.backends import SQLiteHistoryFree, SQLiteHistoryPreserving, cases
+from relstore.tests.support.commands import Commands
+from relstore.tests.support.servers import cannot_run
 
 
 class Collection(Commands):

@@ -11,7 +11,7 @@ from unittest import mock
 from relstore.caching import commits
 from relstore.caching.commits import BEGUN, DONE, CommitCounter
 from relstore.caching.memcached import Unreachable
-from relstore.tests.patience import until
+from relstore.tests.support.patience import until
 
 PROCESSES = 3
 

@@ -25,8 +25,8 @@ import relstore
 from relstore.adapters import completion, patience, postgresql
 from relstore.cli.main import main
 from relstore.errors import ConfigurationError, LockTimeout
-from relstore.tests.adopted import Adopted, AdoptedMySQL, AdoptedPostgreSQL, AdoptedSQLite
-from relstore.tests.backends import (
+from relstore.tests.support.adopted import Adopted, AdoptedMySQL, AdoptedPostgreSQL, AdoptedSQLite
+from relstore.tests.support.backends import (
     MYSQL,
     MySQLdbHistoryPreserving,
     Psycopg2HistoryFree,
@@ -38,10 +38,10 @@ from relstore.tests.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
-from relstore.tests.commands import Commands, environment
-from relstore.tests.servers import postgresql_programs
+from relstore.tests.support.commands import Commands, environment
+from relstore.tests.support.servers import postgresql_programs
+from relstore.tests.support.watch import MySQLWatch, Watch
 from relstore.tests.test_storage import commit
-from relstore.tests.watch import MySQLWatch, Watch
 
 PATIENCE = 60           # seconds for what takes one or two
 LONGEST = 2             # seconds for which a request may wait for a lock; where there are no pauses it waits for hours

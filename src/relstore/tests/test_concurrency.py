@@ -18,7 +18,7 @@ from ZODB.tests.ConflictResolution import PCounter
 from ZODB.utils import z64
 
 import relstore
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     MYSQL,
     PGBOUNCER,
     Backend,
@@ -30,7 +30,7 @@ from relstore.tests.backends import (
     SQLiteBackend,
     cases,
 )
-from relstore.tests.patience import within
+from relstore.tests.support.patience import within
 from relstore.tests.test_faults import commit, state, value_of
 
 POSTGRESQL = Psycopg2HistoryPreserving, Psycopg2HistoryFree, Psycopg3HistoryPreserving, Psycopg3HistoryFree

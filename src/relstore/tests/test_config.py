@@ -15,7 +15,7 @@ import ZODB.config
 
 from relstore.errors import ConfigurationError
 from relstore.options import ALIASES, REFUSED, WITHOUT_EFFECT, Options
-from relstore.tests.servers import PostgreSQLLayer
+from relstore.tests.support.servers import PostgreSQLLayer
 from relstore.tests.test_options import HONOURED, RELSTORAGE_OPTIONS
 
 SECTIONS = ('relstore', 'relstorage')

@@ -22,7 +22,7 @@ from relstore.adapters.base import COMMIT_LOCK, EVERYBODY, SOME_OBJECTS
 from relstore.conflicts import Conflicts
 from relstore.errors import Deadlock, Disconnected, LockTimeout, StorageError
 from relstore.references import class_name, plain
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     MySQLdbHistoryPreserving,
     MySQLdbOnMySQLHistoryFree,
     Psycopg2HistoryPreserving,
@@ -32,8 +32,8 @@ from relstore.tests.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
+from relstore.tests.support.watch import Watch
 from relstore.tests.test_faults import commit, counter, state, value_of
-from relstore.tests.watch import Watch
 
 COUNTER, MINPO = 'ZODB.tests.ConflictResolution.PCounter', 'ZODB.tests.MinPO.MinPO'
 SERVERS = (Psycopg2HistoryPreserving, Psycopg3HistoryFree, MySQLdbHistoryPreserving, PyMySQLHistoryFree,

@@ -13,7 +13,7 @@ from ZODB.tests.hexstorage import HexStorage
 import relstore
 from relstore import copying
 from relstore.errors import Unavailable
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     HISTORY_FREE,
     HISTORY_PRESERVING,
     MySQLBackend,
@@ -25,8 +25,8 @@ from relstore.tests.backends import (
     PyMySQLHistoryFree,
     cases,
 )
-from relstore.tests.commands import Commands
-from relstore.tests.patience import within
+from relstore.tests.support.commands import Commands
+from relstore.tests.support.patience import within
 
 EMPTY = 'copy into an empty database'
 

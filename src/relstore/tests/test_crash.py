@@ -27,7 +27,7 @@ from relstore.sessions.session import Session
 from relstore.tests.crash.ledger import ACKNOWLEDGED, FAILED, UNKNOWN, Attempt, Ledger, Revision, Served
 from relstore.tests.crash.storm import Storm
 from relstore.tests.crash.window import GATE, Crashes, between_its_commits, without_the_second
-from relstore.tests.servers import (
+from relstore.tests.support.servers import (
     DurableLayer,
     MemcachedServer,
     PgBouncerServer,
@@ -35,8 +35,8 @@ from relstore.tests.servers import (
     require_pgbouncer,
     require_postgresql,
 )
+from relstore.tests.support.watch import Watch
 from relstore.tests.test_faults import commit, state, value_of
-from relstore.tests.watch import Watch
 
 # The last tid before the crash. The clock is far behind, so that the next one is this one more: before the crash, and
 # again after it. Then tids tell nothing from each other, and the epoch alone does.

@@ -22,8 +22,8 @@ from relstore.cli import demo
 from relstore.cli.main import main
 from relstore.cli.sample import write_sample
 from relstore.errors import ConfigurationError
-from relstore.tests.layers import Processes
-from relstore.tests.plone import unpacked_site
+from relstore.tests.support.layers import Processes
+from relstore.tests.support.plone import unpacked_site
 
 
 class DemoTestCase(unittest.TestCase):

@@ -8,8 +8,8 @@ from ZODB import DB
 
 import relstore
 from relstore.errors import DatabaseError
-from relstore.tests.backends import PGBOUNCER, Psycopg2HistoryPreserving, Psycopg3HistoryPreserving, cases
-from relstore.tests.watch import Watch
+from relstore.tests.support.backends import PGBOUNCER, Psycopg2HistoryPreserving, Psycopg3HistoryPreserving, cases
+from relstore.tests.support.watch import Watch
 
 USER, DESCRIPTION = 'Jürgen', 'Größe geändert: 日本'
 

@@ -19,7 +19,7 @@ from ZODB.utils import u64, z64
 
 import relstore
 from relstore.sessions.session import Session
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     PGBOUNCER,
     MySQLBackend,
     MySQLdbHistoryPreserving,
@@ -30,8 +30,8 @@ from relstore.tests.backends import (
     PyMySQLHistoryFree,
     cases,
 )
-from relstore.tests.proxy import CuttingProxy
-from relstore.tests.servers import (
+from relstore.tests.support.proxy import CuttingProxy
+from relstore.tests.support.servers import (
     PgBouncerServer,
     PostgreSQLServer,
     Server,
@@ -40,9 +40,9 @@ from relstore.tests.servers import (
     require_pgbouncer,
     require_postgresql,
 )
+from relstore.tests.support.watch import Watch
 from relstore.tests.test_faults import exists, state
 from relstore.tests.test_promises import voted
-from relstore.tests.watch import Watch
 
 
 class PrimaryLayer:

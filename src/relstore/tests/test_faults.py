@@ -28,7 +28,7 @@ import relstore
 from relstore import spool
 from relstore.errors import OutcomeUnknown, Unavailable
 from relstore.sessions.drivers import DRIVERS, Driver
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     BY_EVERY_DRIVER,
     HISTORY_PRESERVING,
     THOROUGH,
@@ -47,7 +47,7 @@ from relstore.tests.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
-from relstore.tests.watch import MySQLWatch, Watch
+from relstore.tests.support.watch import MySQLWatch, Watch
 
 POSTGRESQL = Psycopg2HistoryPreserving, Psycopg2HistoryFree, Psycopg3HistoryPreserving, Psycopg3HistoryFree
 

@@ -13,7 +13,7 @@ from ZODB.utils import z64
 
 import relstore
 from relstore import finishing
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     MySQLdbHistoryPreserving,
     Psycopg2HistoryFree,
     Psycopg2PooledHistoryPreserving,

@@ -20,18 +20,18 @@ from ZODB.utils import u64, z64
 
 import relstore
 from relstore.errors import Deadlock, Disconnected, OutcomeUnknown, Unavailable
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     MySQLdbHistoryFree,
     MySQLdbHistoryPreserving,
     PyMySQLHistoryFree,
     PyMySQLHistoryPreserving,
     cases,
 )
-from relstore.tests.patience import within
-from relstore.tests.servers import MariaDBServer, SharedServer, cannot_run, free_port, mariadb_programs
+from relstore.tests.support.patience import within
+from relstore.tests.support.servers import MariaDBServer, SharedServer, cannot_run, free_port, mariadb_programs
+from relstore.tests.support.watch import MySQLWatch
 from relstore.tests.test_faults import commit, counter, state, value_of
 from relstore.tests.test_pack import before, reachable, record
-from relstore.tests.watch import MySQLWatch
 
 PROVIDERS = '/usr/lib/galera/libgalera_smm.so', '/usr/lib64/galera-4/libgalera_smm.so'
 

@@ -11,7 +11,7 @@ from ZODB.DB import DB
 from ZODB.utils import u64
 
 from relstore import beside
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     MySQLdbHistoryFree,
     MySQLdbHistoryPreserving,
     Psycopg2HistoryFree,
@@ -21,7 +21,7 @@ from relstore.tests.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
-from relstore.tests.servers import cannot_run
+from relstore.tests.support.servers import cannot_run
 from relstore.tests.test_pack import reachable
 from relstore.tests.test_readme import Typed, block, blocks, section
 from relstore.tests.test_relstorage import PYTHON, Peer

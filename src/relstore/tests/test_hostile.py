@@ -18,7 +18,7 @@ from ZODB.utils import p64
 import relstore
 from relstore.adapters.ownership import functions
 from relstore.errors import ConfigurationError
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     PGBOUNCER,
     THOROUGH,
     Psycopg2HistoryFree,
@@ -27,11 +27,11 @@ from relstore.tests.backends import (
     Psycopg3HistoryPreserving,
     cases,
 )
-from relstore.tests.exercise import exercise
-from relstore.tests.servers import cannot_run
+from relstore.tests.support.exercise import exercise
+from relstore.tests.support.servers import cannot_run
+from relstore.tests.support.watch import Watch
 from relstore.tests.test_relstorage import PYTHON, Peer
 from relstore.tests.test_statements import explains, parts
-from relstore.tests.watch import Watch
 
 DIRECT = Psycopg2HistoryPreserving, Psycopg2HistoryFree, Psycopg3HistoryPreserving, Psycopg3HistoryFree
 

@@ -8,7 +8,7 @@ import unittest
 from functools import cache
 from pathlib import Path
 
-from relstore.tests.servers import cannot_run
+from relstore.tests.support.servers import cannot_run
 
 PROJECT = Path(__file__).resolve().parents[3]
 PACKAGE = PROJECT / 'src' / 'relstore'

@@ -19,8 +19,8 @@ import relstore
 from relstore.cli.main import main
 from relstore.errors import ConfigurationError, LockTimeout, OutOfLocks, Unavailable
 from relstore.sessions.session import Session
-from relstore.tests import large
-from relstore.tests.backends import (
+from relstore.tests.support import large
+from relstore.tests.support.backends import (
     MySQLdbHistoryFree,
     Psycopg2HistoryFree,
     Psycopg2HistoryPreserving,
@@ -30,11 +30,11 @@ from relstore.tests.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
-from relstore.tests.layers import Processes
-from relstore.tests.servers import PostgreSQLServer, require_postgresql
-from relstore.tests.servers.server import SharedServer
+from relstore.tests.support.layers import Processes
+from relstore.tests.support.servers import PostgreSQLServer, require_postgresql
+from relstore.tests.support.servers.server import SharedServer
+from relstore.tests.support.watch import Watch
 from relstore.tests.test_faults import commit, counter, state, value_of
-from relstore.tests.watch import Watch
 
 OBJECT_LOCKS = ("SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database "
                 "WHERE locktype = 'advisory' AND datname = current_database() AND classid = 0")

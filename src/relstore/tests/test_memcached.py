@@ -19,8 +19,8 @@ from relstore.caching.commits import BEGUN, CommitCounter
 from relstore.caching.memcached import LARGEST, TIMEOUT, Memcached, Unreachable, split_servers
 from relstore.caching.shared import LARGEST_BATCH, LOOK_EVERY, Tier
 from relstore.errors import ConfigurationError
-from relstore.tests.patience import until, within
-from relstore.tests.servers import GarblingProxy, MemcachedLayer, MemcachedServer, cannot_run, require_memcached
+from relstore.tests.support.patience import until, within
+from relstore.tests.support.servers import GarblingProxy, MemcachedLayer, MemcachedServer, cannot_run, require_memcached
 
 # An answer may come late on a busy machine; it must not be taken for a hang.
 MARGIN = 1.0

@@ -20,7 +20,7 @@ from ZODB.utils import p64, u64, z64
 import relstore
 from relstore.errors import ConfigurationError, Deadlock, Disconnected, LockTimeout
 from relstore.sessions.session import Session
-from relstore.tests.backends import MYSQL, PYMYSQL_ON_MYSQL, cases
+from relstore.tests.support.backends import MYSQL, PYMYSQL_ON_MYSQL, cases
 from relstore.tests.test_faults import commit, counter, exists, join_all_but, state, value_of
 
 BOTH_DRIVERS = MYSQL + PYMYSQL_ON_MYSQL

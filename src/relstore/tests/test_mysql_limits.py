@@ -19,7 +19,7 @@ from ZODB.utils import p64, u64, z64
 
 import relstore
 from relstore.errors import ConfigurationError
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     MYSQL,
     THOROUGH,
     MySQLdbHistoryFree,
@@ -28,7 +28,7 @@ from relstore.tests.backends import (
     PyMySQLHistoryPreserving,
     cases,
 )
-from relstore.tests.servers import (
+from relstore.tests.support.servers import (
     MariaDBLayer,
     MariaDBServer,
     MySQLLayer,
@@ -39,10 +39,10 @@ from relstore.tests.servers import (
     require_mariadb,
     require_mysql,
 )
+from relstore.tests.support.watch import MySQLWatch
 from relstore.tests.test_bad_input import environment
 from relstore.tests.test_faults import commit, state, value_of
 from relstore.tests.test_references import Reference, record
-from relstore.tests.watch import MySQLWatch
 
 PACKET = 1 << 20
 SETTINGS = {'max_allowed_packet': PACKET, 'log_bin': 'log', 'server_id': 7, 'binlog_format': 'ROW'}

@@ -14,9 +14,9 @@ from urllib.parse import quote
 
 import pymysql
 
-from relstore.tests.layers import Processes
-from relstore.tests.proxy import CuttingProxy
-from relstore.tests.servers import (
+from relstore.tests.support.layers import Processes
+from relstore.tests.support.proxy import CuttingProxy
+from relstore.tests.support.servers import (
     MariaDBLayer,
     MariaDBServer,
     MySQLLayer,
@@ -149,7 +149,7 @@ class Own:
     def test_the_server_of_a_test_run_that_dies_goes_with_it(self):
         program = (
             'import signal\n'
-            f'from relstore.tests.servers import {self.kind.__name__} as Server\n'
+            f'from relstore.tests.support.servers import {self.kind.__name__} as Server\n'
             'server = Server()\n'
             'server.start()\n'
             'print(server.process.pid, server.directory, flush=True)\n'
@@ -191,7 +191,7 @@ class Missing(unittest.TestCase):
         """Return how a test ends that requires what is not there."""
         test = unittest.FunctionTestCase(lambda: require(test))
         result = unittest.TestResult()
-        counted = mock.patch('relstore.tests.servers.server.skipped', collections.Counter({('', ''): 1}))
+        counted = mock.patch('relstore.tests.support.servers.server.skipped', collections.Counter({('', ''): 1}))
         with mock.patch.dict(os.environ, environment), counted:
             test.run(result)
         return len(result.skipped), len(result.failures), str(result.skipped or result.failures)
@@ -205,7 +205,7 @@ class Missing(unittest.TestCase):
                 self.assertIn(empty, reason)
 
     def test_mariadb_is_needed_in_ci(self):
-        with mock.patch('relstore.tests.servers.mysql.mariadb_programs', return_value=None):
+        with mock.patch('relstore.tests.support.servers.mysql.mariadb_programs', return_value=None):
             for ci, expected in (('true', (0, 1)), ('', (1, 0))):
                 *counts, reason = self.outcome(require_mariadb, CI=ci)
                 self.assertEqual(tuple(counts), expected)

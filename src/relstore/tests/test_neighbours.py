@@ -19,9 +19,9 @@ from relstore.adapters import sqlite
 from relstore.adapters.neighbours import Neighbours
 from relstore.adapters.queue import PRESENT
 from relstore.errors import ConfigurationError
-from relstore.tests.backends import SQLiteHistoryFree, SQLiteHistoryPreserving, cases
-from relstore.tests.patience import within
-from relstore.tests.servers import cannot_run
+from relstore.tests.support.backends import SQLiteHistoryFree, SQLiteHistoryPreserving, cases
+from relstore.tests.support.patience import within
+from relstore.tests.support.servers import cannot_run
 from relstore.tests.test_protocol import commit, state
 from relstore.tests.test_relstorage import PYTHON, Peer
 

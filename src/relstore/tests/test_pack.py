@@ -53,7 +53,7 @@ from relstore.packing.checks import Survey
 from relstore.packing.report import Report
 from relstore.references import references
 from relstore.sessions.session import Session
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     THOROUGH,
     Backend,
     MySQLdbHistoryFree,
@@ -67,7 +67,7 @@ from relstore.tests.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
-from relstore.tests.servers import (
+from relstore.tests.support.servers import (
     DurableLayer,
     DurableMariaDBLayer,
     MemcachedServer,

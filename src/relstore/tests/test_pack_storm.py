@@ -24,8 +24,8 @@ from ZODB.utils import u64, z64
 import relstore
 from relstore.errors import LockTimeout, Unavailable
 from relstore.packing import pack, sweep
-from relstore.tests.backends import THOROUGH, cases
-from relstore.tests.servers import MemcachedServer, memcached_program
+from relstore.tests.support.backends import THOROUGH, cases
+from relstore.tests.support.servers import MemcachedServer, memcached_program
 from relstore.tests.test_concurrency import Place, place_of
 from relstore.tests.test_pack import BACKENDS, Client, linked, reachable, record, transaction_of
 from relstore.tests.test_views import MARIADB, Crowded

@@ -16,7 +16,7 @@ from ZODB.utils import z64
 
 import relstore
 from relstore.errors import ConfigurationError
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     PGBOUNCER,
     Psycopg2HistoryFree,
     Psycopg2HistoryPreserving,
@@ -26,10 +26,10 @@ from relstore.tests.backends import (
     Psycopg3PooledHistoryPreserving,
     cases,
 )
-from relstore.tests.servers import DurableLayer, PgBouncerServer, require_pgbouncer, require_postgresql
+from relstore.tests.support.servers import DurableLayer, PgBouncerServer, require_pgbouncer, require_postgresql
+from relstore.tests.support.watch import Watch
 from relstore.tests.test_faults import commit, exists, state, value_of
 from relstore.tests.test_promises import voted
-from relstore.tests.watch import Watch
 
 BACKEND = 'SELECT pg_backend_pid()'
 MODES = [('psycopg2', True), ('psycopg2', False), ('psycopg', True), ('psycopg', False)]

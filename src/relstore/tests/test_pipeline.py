@@ -9,9 +9,9 @@ from relstore.adapters.postgresql import KEPT, _array, _binary_array
 from relstore.errors import DatabaseError, Disconnected, LockTimeout
 from relstore.sessions.drivers import find_driver
 from relstore.sessions.session import Session
-from relstore.tests.backends import PostgreSQLLayer
-from relstore.tests.proxy import CuttingProxy
-from relstore.tests.watch import Watch
+from relstore.tests.support.backends import PostgreSQLLayer
+from relstore.tests.support.proxy import CuttingProxy
+from relstore.tests.support.watch import Watch
 
 SHUT = 'SELECT pg_terminate_backend(pg_backend_pid())'
 

@@ -10,14 +10,14 @@ from ZODB.FileStorage import FileStorage
 from ZODB.POSException import POSKeyError, StorageError
 from ZODB.utils import z64
 
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     Psycopg2HistoryFree,
     Psycopg2HistoryPreserving,
     SQLiteHistoryFree,
     SQLiteHistoryPreserving,
     cases,
 )
-from relstore.tests.plone import unpacked_site
+from relstore.tests.support.plone import unpacked_site
 
 INTERRUPTED_AFTER = 200     # transactions, of 336 and ours
 

@@ -18,7 +18,7 @@ import relstore
 from relstore.caching import polling
 from relstore.caching.polling import AT_ONCE, Polling
 from relstore.errors import Unavailable
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     MySQLdbHistoryFree,
     MySQLdbHistoryPreserving,
     Psycopg2HistoryFree,

@@ -30,9 +30,9 @@ from relstore.errors import LockTimeout, Unavailable
 from relstore.oids import OidAllocator
 from relstore.sessions.drivers import DRIVERS
 from relstore.sessions.session import Session
-from relstore.tests import adopted
 from relstore.tests import test_protocol as protocol
-from relstore.tests.backends import (
+from relstore.tests.support import adopted
+from relstore.tests.support.backends import (
     MYSQL,
     Psycopg2HistoryFree,
     Psycopg2HistoryPreserving,
@@ -40,9 +40,9 @@ from relstore.tests.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
-from relstore.tests.servers import require_postgresql
+from relstore.tests.support.servers import require_postgresql
+from relstore.tests.support.watch import Watch
 from relstore.tests.test_faults import Faults, commit, exists, state, value_of
-from relstore.tests.watch import Watch
 
 POSTGRESQL = Psycopg2HistoryPreserving, Psycopg2HistoryFree
 SQLITE = SQLiteHistoryPreserving, SQLiteHistoryFree

@@ -28,7 +28,7 @@ import relstore
 from relstore import spool
 from relstore.errors import Unavailable
 from relstore.references import references
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     BY_EVERY_DRIVER,
     HISTORY_PRESERVING,
     MYSQL,
@@ -41,8 +41,8 @@ from relstore.tests.backends import (
     Psycopg3HistoryPreserving,
     cases,
 )
-from relstore.tests.patience import within
-from relstore.tests.servers import (
+from relstore.tests.support.patience import within
+from relstore.tests.support.servers import (
     DurableLayer,
     PostgreSQLServer,
     kill_and_wait,
@@ -50,8 +50,8 @@ from relstore.tests.servers import (
     postgresql_programs,
     require_postgresql,
 )
+from relstore.tests.support.watch import AnyWatch, Watch
 from relstore.tests.test_faults import commit, counter, exists, join_all_but, state, value_of
-from relstore.tests.watch import AnyWatch, Watch
 
 POSTGRESQL = Psycopg2HistoryPreserving, Psycopg2HistoryFree, Psycopg3HistoryPreserving, Psycopg3HistoryFree
 POSTGRESQL_HP, POSTGRESQL_HF = POSTGRESQL[::2], POSTGRESQL[1::2]

@@ -22,8 +22,8 @@ from ZODB.utils import z64
 from relstore.adapters.queue import STALLED, Queue, queue_of
 from relstore.adapters.sqlite import BUSY_TIMEOUT
 from relstore.errors import LockTimeout
-from relstore.tests.backends import SQLiteHistoryFree, SQLiteHistoryPreserving, cases
-from relstore.tests.patience import until
+from relstore.tests.support.backends import SQLiteHistoryFree, SQLiteHistoryPreserving, cases
+from relstore.tests.support.patience import until
 from relstore.tests.test_protocol import state
 
 PATIENCE = 60   # seconds

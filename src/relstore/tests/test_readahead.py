@@ -32,7 +32,7 @@ from relstore.caching.readahead import (
     ReadAhead,
 )
 from relstore.references import references
-from relstore.tests.backends import cases
+from relstore.tests.support.backends import cases
 
 
 class Reference:

@@ -23,7 +23,7 @@ from ZODB.DB import DB
 
 import relstore
 from relstore.cli.main import main
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     MySQLdbHistoryFree,
     MySQLdbHistoryPreserving,
     Psycopg2HistoryFree,
@@ -33,7 +33,7 @@ from relstore.tests.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
-from relstore.tests.servers import (
+from relstore.tests.support.servers import (
     PostgreSQLServer,
     StagingMySQL,
     StagingPostgreSQL,

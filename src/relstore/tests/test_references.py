@@ -19,7 +19,7 @@ from ZODB.utils import p64, u64
 from zodbpickle.pickle import UnpicklingError
 
 from relstore.references import references, unpack
-from relstore.tests.plone import unpacked_site
+from relstore.tests.support.plone import unpacked_site
 
 CLASS = b'cproducts\nThing\n'
 EMPTY_STATE = b'\x80\x03}.'

@@ -20,10 +20,10 @@ from relstore.cli.main import main
 from relstore.packing import checks
 from relstore.packing.graph import Graph
 from relstore.references import unpack
-from relstore.tests.backends import SQLiteHistoryPreserving, cases
-from relstore.tests.commands import BACKENDS, Commands, environment
-from relstore.tests.layers import Processes
-from relstore.tests.patience import within
+from relstore.tests.support.backends import SQLiteHistoryPreserving, cases
+from relstore.tests.support.commands import BACKENDS, Commands, environment
+from relstore.tests.support.layers import Processes
+from relstore.tests.support.patience import within
 from relstore.tests.test_references import Reference, record
 
 

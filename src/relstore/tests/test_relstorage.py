@@ -13,13 +13,13 @@ from unittest.mock import patch
 
 import relstore
 from relstore.packing import pack
-from relstore.tests.backends import Psycopg2HistoryFree, Psycopg2HistoryPreserving, cases
-from relstore.tests.servers import cannot_run
+from relstore.tests.support.backends import Psycopg2HistoryFree, Psycopg2HistoryPreserving, cases
+from relstore.tests.support.servers import cannot_run
 from relstore.tests.test_pack import reachable
 from relstore.tests.test_versions import Client
 
 PROJECT = Path(__file__).resolve().parents[3]
-PROGRAM = Path(__file__).with_name('relstorage_client.py')     # it imports what is not here
+PROGRAM = Path(__file__).parent / 'support' / 'relstorage_client.py'     # it imports what is not here
 PYTHON = os.environ.get('RELSTORE_TEST_RELSTORAGE') or str(PROJECT / '.venv-bench' / 'bin' / 'python')
 PATIENCE = 60       # seconds
 

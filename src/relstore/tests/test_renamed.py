@@ -6,7 +6,7 @@ from ZODB.utils import z64
 
 import relstore
 from relstore.errors import ConfigurationError
-from relstore.tests.backends import Psycopg2HistoryFree, Psycopg3HistoryPreserving, cases
+from relstore.tests.support.backends import Psycopg2HistoryFree, Psycopg3HistoryPreserving, cases
 from relstore.tests.test_faults import commit, state
 
 

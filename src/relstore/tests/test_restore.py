@@ -27,7 +27,7 @@ from ZODB.utils import p64, u64, z64
 import relstore
 from relstore.adapters import mysql
 from relstore.errors import ConfigurationError, Unavailable
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     THOROUGH,
     MySQLdbHistoryFree,
     MySQLdbHistoryPreserving,
@@ -39,8 +39,8 @@ from relstore.tests.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
-from relstore.tests.layers import Processes
-from relstore.tests.servers import PostgreSQLServer, postgresql_programs, require_postgresql
+from relstore.tests.support.layers import Processes
+from relstore.tests.support.servers import PostgreSQLServer, postgresql_programs, require_postgresql
 from relstore.tests.test_faults import commit, state
 
 NAMES = 'abcdefgh'

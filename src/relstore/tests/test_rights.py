@@ -24,9 +24,9 @@ from relstore.adapters import rights
 from relstore.adapters.rights import PACK, READ, RUN
 from relstore.cli import main
 from relstore.errors import LockTimeout, NotAllowed
-from relstore.tests.backends import THOROUGH
-from relstore.tests.granted import statements
-from relstore.tests.servers import require_postgresql
+from relstore.tests.support.backends import THOROUGH
+from relstore.tests.support.granted import statements
+from relstore.tests.support.servers import require_postgresql
 from relstore.tests.test_bad_input import (
     OwnMariaDBLayer,
     OwnMySQLLayer,

@@ -10,9 +10,9 @@ from contextlib import closing
 
 import psycopg2
 
-from relstore.tests.layers import Processes
-from relstore.tests.proxy import CuttingProxy
-from relstore.tests.servers import (
+from relstore.tests.support.layers import Processes
+from relstore.tests.support.proxy import CuttingProxy
+from relstore.tests.support.servers import (
     PgBouncerServer,
     PostgreSQLLayer,
     PostgreSQLServer,
@@ -133,7 +133,7 @@ class OwnServer(unittest.TestCase):
     def test_the_server_of_a_test_run_that_dies_goes_with_it(self):
         program = (
             'import signal\n'
-            'from relstore.tests.servers import PostgreSQLServer\n'
+            'from relstore.tests.support.servers import PostgreSQLServer\n'
             'server = PostgreSQLServer()\n'
             'server.start()\n'
             'print(server.process.pid, server.directory, flush=True)\n'

@@ -8,13 +8,13 @@ from psycopg2.extensions import make_dsn
 import relstore
 from relstore.errors import Disconnected, LockTimeout, Unavailable
 from relstore.sessions.pool import SessionPool
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     Psycopg2HistoryPreserving,
     Psycopg3HistoryPreserving,
     SQLiteHistoryPreserving,
     cases,
 )
-from relstore.tests.patience import within
+from relstore.tests.support.patience import within
 
 
 class Pool(unittest.TestCase):

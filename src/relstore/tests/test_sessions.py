@@ -13,7 +13,7 @@ from ZODB import DB
 from relstore.adapters import base, postgresql
 from relstore.errors import Unavailable
 from relstore.sessions.session import Session
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     MYSQL,
     Psycopg2HistoryFree,
     Psycopg2HistoryPreserving,
@@ -23,7 +23,7 @@ from relstore.tests.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
-from relstore.tests.patience import within
+from relstore.tests.support.patience import within
 
 POSTGRESQL = Psycopg2HistoryPreserving, Psycopg2HistoryFree, Psycopg3HistoryPreserving, Psycopg3HistoryFree
 CONNECTIONS = 100

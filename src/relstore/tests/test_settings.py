@@ -9,9 +9,9 @@ from ZODB.utils import z64
 
 import relstore
 from relstore.errors import ConfigurationError
-from relstore.tests.backends import THOROUGH
-from relstore.tests.exercise import exercise
-from relstore.tests.servers import (
+from relstore.tests.support.backends import THOROUGH
+from relstore.tests.support.exercise import exercise
+from relstore.tests.support.servers import (
     MariaDBServer,
     MySQLServer,
     PgBouncerLayer,
@@ -22,8 +22,8 @@ from relstore.tests.servers import (
     require_mariadb,
     require_mysql,
 )
+from relstore.tests.support.watch import MySQLWatch, Watch
 from relstore.tests.test_faults import commit, state
-from relstore.tests.watch import MySQLWatch, Watch
 
 # Servers of our own, whose settings may be changed. What cannot be set later is set from the beginning.
 SETTINGS = {'log_bin': 'log', 'server_id': 7, 'binlog_format': 'ROW', 'innodb_rollback_on_timeout': 1}

@@ -15,16 +15,16 @@ from ZODB.utils import u64
 import relstore
 from relstore.caching import memcached
 from relstore.caching.memcached import TIMEOUT
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     Psycopg2HistoryFree,
     Psycopg2HistoryPreserving,
     PyMySQLHistoryFree,
     SQLiteHistoryPreserving,
     cases,
 )
-from relstore.tests.layers import Processes
-from relstore.tests.patience import until
-from relstore.tests.servers import (
+from relstore.tests.support.layers import Processes
+from relstore.tests.support.patience import until
+from relstore.tests.support.servers import (
     GarblingProxy,
     MemcachedServer,
     PostgreSQLServer,

@@ -15,9 +15,6 @@ from ZODB import DB
 from ZODB.MappingStorage import MappingStorage
 
 from relstore.errors import Disconnected, OutcomeUnknown
-from relstore.tests.backends import THOROUGH
-from relstore.tests.layers import Processes
-from relstore.tests.servers import postgresql_programs, require_memcached
 from relstore.tests.soak import clients, world
 from relstore.tests.soak.clients import (
     HASTE,
@@ -34,6 +31,9 @@ from relstore.tests.soak.clients import (
     Writer,
 )
 from relstore.tests.soak.verdict import findings, table
+from relstore.tests.support.backends import THOROUGH
+from relstore.tests.support.layers import Processes
+from relstore.tests.support.servers import postgresql_programs, require_memcached
 
 SECONDS = 120       # far more than it takes
 

@@ -15,7 +15,7 @@ from ZODB.utils import u64
 
 import relstore
 from relstore.adapters.base import MAX_TID
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     MYSQL,
     Psycopg2HistoryFree,
     Psycopg2HistoryPreserving,

@@ -16,7 +16,7 @@ import relstore.adapters.postgresql
 from relstore.adapters.base import MAX_TID
 from relstore.errors import LockTimeout
 from relstore.packing.garbage import LATER, OBJECT, OLDER
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     BY_EVERY_DRIVER,
     MYSQL,
     Psycopg2HistoryFree,

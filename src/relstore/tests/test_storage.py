@@ -41,7 +41,7 @@ import relstore
 from relstore.errors import StorageError, Unavailable
 from relstore.references import unpack
 from relstore.sessions.session import Session
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     BY_EVERY_DRIVER,
     HISTORY_FREE,
     HISTORY_PRESERVING,

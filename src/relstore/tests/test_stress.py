@@ -13,7 +13,7 @@ from transaction import TransactionManager
 from ZODB import DB
 from ZODB.POSException import ConflictError, ReadConflictError
 
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     THOROUGH,
     MySQLdbHistoryPreserving,
     PostgreSQLBackend,

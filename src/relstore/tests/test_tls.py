@@ -17,7 +17,7 @@ from cryptography.x509.oid import NameOID
 
 import relstore
 from relstore.errors import ConfigurationError
-from relstore.tests.servers import (
+from relstore.tests.support.servers import (
     MariaDBServer,
     MySQLServer,
     Server,

@@ -21,7 +21,7 @@ from ZODB.tests import (
 )
 from ZODB.tests.testMVCCMappingStorage import MVCCTests
 
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     HISTORY_PRESERVING,
     PGBOUNCER,
     THOROUGH,
@@ -31,8 +31,8 @@ from relstore.tests.backends import (
     SQLiteHistoryFree,
     cases,
 )
-from relstore.tests.granted import RUNNING, RUNNING_AND_PACKING
-from relstore.tests.servers import MemcachedServer, require_memcached
+from relstore.tests.support.granted import RUNNING, RUNNING_AND_PACKING
+from relstore.tests.support.servers import MemcachedServer, require_memcached
 
 #: Tests that ask of a history-free storage what it is made not to have: reason -> names, without test or check at the
 #: beginning.

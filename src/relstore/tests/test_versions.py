@@ -25,8 +25,8 @@ from ZODB.utils import u64, z64
 
 import relstore
 from relstore.errors import ConfigurationError
-from relstore.tests import version_client
-from relstore.tests.backends import (
+from relstore.tests.support import version_client
+from relstore.tests.support.backends import (
     MySQLBackend,
     MySQLdbHistoryPreserving,
     Psycopg2HistoryFree,
@@ -35,7 +35,7 @@ from relstore.tests.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
-from relstore.tests.servers import cannot_run
+from relstore.tests.support.servers import cannot_run
 from relstore.tests.test_concurrency import Place
 
 BEFORE = 'e6dc6ac'      # the last with relstore_vote_1 and relstore_finish_1 on PostgreSQL

@@ -17,7 +17,7 @@ from ZODB.utils import u64
 
 from relstore.adapters.base import MAX_TID, Adapter
 from relstore.sessions.session import Session
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     THOROUGH,
     MySQLdbHistoryFree,
     MySQLdbHistoryPreserving,

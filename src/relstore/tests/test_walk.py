@@ -20,7 +20,7 @@ from ZODB.utils import p64, u64, z64
 import relstore
 from relstore import halves, iterate, walk
 from relstore.errors import Unavailable
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     BY_EVERY_DRIVER,
     MYSQL,
     MySQLBackend,
@@ -35,9 +35,9 @@ from relstore.tests.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
-from relstore.tests.commands import Commands, environment
-from relstore.tests.patience import until, within
-from relstore.tests.servers import cannot_run
+from relstore.tests.support.commands import Commands, environment
+from relstore.tests.support.patience import until, within
+from relstore.tests.support.servers import cannot_run
 from relstore.tests.test_faults import commit, state
 
 OBJECTS = 8

@@ -26,7 +26,7 @@ from relstore.caching.cache import OBJECT_BYTES, REVISION_BYTES, Cache, memory_o
 from relstore.caching.proof import Known, is_proven
 from relstore.caching.warmstart import WarmStart
 from relstore.sessions.session import Session
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     MySQLdbHistoryFree,
     MySQLdbHistoryPreserving,
     Psycopg2HistoryFree,
@@ -35,7 +35,7 @@ from relstore.tests.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
-from relstore.tests.servers import PostgreSQLServer, kill_and_wait, open_process, require_postgresql
+from relstore.tests.support.servers import PostgreSQLServer, kill_and_wait, open_process, require_postgresql
 from relstore.tests.test_cache import LIMIT, LOG_LIMIT, OIDS, View, World, get
 from relstore.tests.test_faults import commit, state
 

@@ -20,14 +20,14 @@ from ZODB.tests.hexstorage import HexStorage, ServerHexStorage
 from ZODB.utils import p64, u64, z64
 
 from relstore.storage import RelStore
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     Psycopg2HistoryFree,
     Psycopg2HistoryPreserving,
     SQLiteHistoryFree,
     SQLiteHistoryPreserving,
     cases,
 )
-from relstore.tests.servers import MemcachedServer, cannot_run, require_memcached
+from relstore.tests.support.servers import MemcachedServer, cannot_run, require_memcached
 from relstore.tests.test_storage import MVCCHexStorage, commit
 
 LONG = 'x' * 999        # is worth to be compressed

@@ -26,9 +26,9 @@ from relstore.cli.main import main as relstore_main
 from relstore.cli.zodbpack import main
 from relstore.errors import ConfigurationError
 from relstore.packing.report import Report
-from relstore.tests.backends import SQLiteHistoryPreserving, cases
-from relstore.tests.commands import BACKENDS, Commands, environment, oids
-from relstore.tests.servers import cannot_run
+from relstore.tests.support.backends import SQLiteHistoryPreserving, cases
+from relstore.tests.support.commands import BACKENDS, Commands, environment, oids
+from relstore.tests.support.servers import cannot_run
 
 TID = re.compile(r'tid 0x[0-9a-f]{15,16}')
 

@@ -5,7 +5,7 @@ import sys
 
 from relstore.tests.crash import __doc__ as about
 from relstore.tests.crash.storm import Storm
-from relstore.tests.servers import DurableLayer, memcached_program, pgbouncer_program, postgresql_programs
+from relstore.tests.support.servers import DurableLayer, memcached_program, pgbouncer_program, postgresql_programs
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -15,9 +15,9 @@ import relstore
 from relstore.tests.crash.clients import READER, STARTER, WRITER, Board, Plan, Site, read, work
 from relstore.tests.crash.ledger import ACKNOWLEDGED, FAILED, UNKNOWN, Ledger
 from relstore.tests.crash.window import Crashes
-from relstore.tests.servers import MemcachedServer, PgBouncerServer, PostgreSQLServer
+from relstore.tests.support.servers import MemcachedServer, PgBouncerServer, PostgreSQLServer
+from relstore.tests.support.watch import Watch
 from relstore.tests.test_faults import commit, state, value_of
-from relstore.tests.watch import Watch
 
 OBJECTS = 40
 WRITERS, READERS, STARTERS = 8, 3, 2

@@ -9,8 +9,8 @@ from unittest.mock import patch
 import psycopg2
 
 from relstore import RelStore
-from relstore.tests.servers import PostgreSQLServer, kill_and_wait, open_process
-from relstore.tests.watch import Watch
+from relstore.tests.support.servers import PostgreSQLServer, kill_and_wait, open_process
+from relstore.tests.support.watch import Watch
 
 SECONDS_TO_RECOVER = 60
 GATE = 4711         # the key of an advisory lock

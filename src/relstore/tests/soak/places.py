@@ -16,7 +16,7 @@ from typing import Any
 import psycopg2
 
 import relstore
-from relstore.tests.servers import (
+from relstore.tests.support.servers import (
     MariaDBServer,
     MemcachedServer,
     MySQLServer,

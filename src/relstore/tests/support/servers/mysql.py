@@ -16,9 +16,9 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pymysql
 
-from relstore.tests.servers.server import Server, SharedServer, cannot_run
+from relstore.tests.support.servers.server import Server, SharedServer, cannot_run
 
-PROJECT = Path(__file__).resolve().parents[4]
+PROJECT = Path(__file__).resolve().parents[5]
 
 DEFAULTS = {'max_connections': 300, 'bind_address': '127.0.0.1', 'skip_name_resolve': None}
 NOT_DURABLE = {

@@ -10,14 +10,14 @@ that takes MariaDB's place. The user there must be allowed to create databases; 
 nothing else is touched.
 """
 
-from relstore.tests.servers.memcached import (
+from relstore.tests.support.servers.memcached import (
     GarblingProxy,
     MemcachedLayer,
     MemcachedServer,
     memcached_program,
     require_memcached,
 )
-from relstore.tests.servers.mysql import (
+from relstore.tests.support.servers.mysql import (
     DurableMariaDBLayer,
     MariaDBLayer,
     MariaDBServer,
@@ -30,8 +30,13 @@ from relstore.tests.servers.mysql import (
     require_mariadb,
     require_mysql,
 )
-from relstore.tests.servers.pgbouncer import PgBouncerLayer, PgBouncerServer, pgbouncer_program, require_pgbouncer
-from relstore.tests.servers.postgresql import (
+from relstore.tests.support.servers.pgbouncer import (
+    PgBouncerLayer,
+    PgBouncerServer,
+    pgbouncer_program,
+    require_pgbouncer,
+)
+from relstore.tests.support.servers.postgresql import (
     DurableLayer,
     PostgreSQLLayer,
     PostgreSQLServer,
@@ -40,7 +45,7 @@ from relstore.tests.servers.postgresql import (
     postgresql_programs,
     require_postgresql,
 )
-from relstore.tests.servers.processes import (
+from relstore.tests.support.servers.processes import (
     children_of,
     directory_open_to_all,
     free_port,
@@ -49,7 +54,7 @@ from relstore.tests.servers.processes import (
     unprivileged_user,
     wait_for_exit,
 )
-from relstore.tests.servers.server import Server, SharedServer, cannot_run
+from relstore.tests.support.servers.server import Server, SharedServer, cannot_run
 
 __all__ = [
     'DurableLayer', 'DurableMariaDBLayer', 'GarblingProxy', 'MariaDBLayer', 'MariaDBServer', 'MemcachedLayer',

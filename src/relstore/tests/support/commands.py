@@ -12,7 +12,7 @@ from persistent.mapping import PersistentMapping
 from ZODB.DB import DB
 
 import relstore
-from relstore.tests.backends import (
+from relstore.tests.support.backends import (
     Psycopg2HistoryFree,
     Psycopg2HistoryPreserving,
     PyMySQLHistoryFree,

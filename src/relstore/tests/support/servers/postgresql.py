@@ -14,7 +14,7 @@ from pathlib import Path
 import psycopg2
 from psycopg2.extensions import make_dsn, parse_dsn, quote_ident
 
-from relstore.tests.servers.server import Server, SharedServer, cannot_run
+from relstore.tests.support.servers.server import Server, SharedServer, cannot_run
 
 DEFAULTS = {'max_connections': 300, 'listen_addresses': '127.0.0.1'}
 NOT_DURABLE = {'fsync': 'off', 'full_page_writes': 'off', 'synchronous_commit': 'off'}

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from relstore.tests.servers.processes import (
+from relstore.tests.support.servers.processes import (
     SECONDS_TO_STOP,
     children_of,
     directory_open_to_all,

@@ -10,8 +10,8 @@ from pathlib import Path
 import psycopg2
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from relstore.tests.servers.postgresql import PostgreSQLLayer, PostgreSQLServer, StagingPostgreSQL
-from relstore.tests.servers.server import Server, cannot_run
+from relstore.tests.support.servers.postgresql import PostgreSQLLayer, PostgreSQLServer, StagingPostgreSQL
+from relstore.tests.support.servers.server import Server, cannot_run
 
 # Few servers for many clients, so that sessions are swapped. Nobody is to wait for one longer than a test does.
 DEFAULTS = {

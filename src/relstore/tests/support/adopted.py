@@ -14,7 +14,7 @@ from ZODB.tests.MinPO import MinPO
 from ZODB.tests.StorageTestBase import zodb_pickle
 from ZODB.utils import u64
 
-from relstore.tests.servers import PostgreSQLLayer
+from relstore.tests.support.servers import PostgreSQLLayer
 
 #: {id} {bytes} {bool} {chunk} {md5} are the database's types, {yes} {no} its booleans.
 PRESERVING = """

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import unittest
 
-PROJECT = pathlib.Path(__file__).resolve().parents[3]
+PROJECT = pathlib.Path(__file__).resolve().parents[4]
 
 
 def unpacked_site(test: unittest.TestCase) -> str:

@@ -23,10 +23,10 @@ from psycopg2.extensions import make_dsn
 import relstore
 from relstore.errors import StorageError
 from relstore.sessions.session import Session
-from relstore.tests import overdue
-from relstore.tests.proxy import CuttingProxy
-from relstore.tests.servers import MariaDBLayer, MySQLLayer, PgBouncerLayer, PostgreSQLLayer, cannot_run
-from relstore.tests.watch import AnyWatch, MySQLWatch, Watch
+from relstore.tests.support import overdue
+from relstore.tests.support.proxy import CuttingProxy
+from relstore.tests.support.servers import MariaDBLayer, MySQLLayer, PgBouncerLayer, PostgreSQLLayer, cannot_run
+from relstore.tests.support.watch import AnyWatch, MySQLWatch, Watch
 
 
 class Backend:

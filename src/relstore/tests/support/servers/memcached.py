@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from relstore.tests.proxy import CuttingProxy, Way
-from relstore.tests.servers.server import Server, SharedServer, cannot_run
+from relstore.tests.support.proxy import CuttingProxy, Way
+from relstore.tests.support.servers.server import Server, SharedServer, cannot_run
 
 
 def memcached_program() -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 import psycopg2
 import pymysql
 
-from relstore.tests.patience import within
+from relstore.tests.support.patience import within
 
 
 class AnyWatch:

@@ -1,0 +1,1 @@
+"""What the tests share: backends, servers, faults, clients. No test is here."""
