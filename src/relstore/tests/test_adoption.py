@@ -23,7 +23,7 @@ from relstore.tests.support.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
-from relstore.tests.test_storage import commit
+from relstore.tests.support.commits import perform
 
 
 class Suite(Adopted):
@@ -105,6 +105,7 @@ class Suite(Adopted):
                 self.open_storage('adopted', **options)
         self.assertEqual(self.schema(), before)
 
+
 class OnSQLite(AdoptedSQLite, Suite):
 
     def counter(self):
@@ -167,7 +168,7 @@ class OnSQLite(AdoptedSQLite, Suite):
         """RelStorage does not give these, nor the others of their block."""
         storage = self.opened()
         for oid in 80_001, 160_000, 240_015:
-            commit(storage, lambda txn, oid=oid: storage.store(p64(oid), z64, b'', '', txn))
+            perform(storage, lambda txn, oid=oid: storage.store(p64(oid), z64, b'', '', txn))
             self.assertGreaterEqual(16 * self.counter(), oid)
             self.assertLess(16 * self.counter(), oid + 16)
 
@@ -232,7 +233,7 @@ class OnPostgreSQL(AdoptedPostgreSQL, Suite):
         storage = self.open_storage('new')
         self.addCleanup(storage.close)
         self.addCleanup(self.drop_index)
-        commit(storage, *[lambda txn, n=n: storage.store(p64(n), z64, b'', '', txn) for n in (1, 2)])
+        perform(storage, *[lambda txn, n=n: storage.store(p64(n), z64, b'', '', txn) for n in (1, 2)])
         with closing(psycopg2.connect(self.dsn('new'))) as connection, connection.cursor() as cursor:
             connection.autocommit = True
             with self.assertRaises(psycopg2.errors.UniqueViolation):

@@ -26,9 +26,9 @@ from relstore.tests.support.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
+from relstore.tests.support.commits import commit
+from relstore.tests.support.records import state
 from relstore.tests.support.servers import cannot_run
-from relstore.tests.test_protocol import commit, state
-from relstore.tests.test_storage import minimal
 
 PATIENCE = 60       # seconds
 HISTORY_PRESERVING = SQLiteHistoryPreserving, Psycopg2HistoryPreserving, MySQLdbHistoryPreserving
@@ -101,7 +101,7 @@ class Served(unittest.TestCase):
         client = db.storage
         txn = TransactionMetaData()
         client.tpc_begin(txn)
-        client.store(p64(99), z64, minimal(1), '', txn)
+        client.store(p64(99), z64, state(1), '', txn)
         client.tpc_vote(txn)
         self.assertIsNotNone(self.storage.tpc_transaction())
         client.tpc_abort(txn)

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import traceback
 import unittest
-from contextlib import closing, contextmanager
+from contextlib import closing
 from unittest import mock
 
 import psycopg2
@@ -20,20 +20,15 @@ import ZODB.config
 from psycopg2.extensions import make_dsn
 
 import relstore
-from relstore.errors import ConfigurationError
+from relstore.tests.support.children import environment
+from relstore.tests.support.own import OwnMariaDBLayer, OwnMySQLLayer, ServerLayer, administrator
+from relstore.tests.support.refusals import Refusals
 from relstore.tests.support.servers import (
     MariaDBServer,
-    MySQLServer,
     PostgreSQLServer,
-    SharedServer,
     StandbyServer,
     directory_open_to_all,
     free_port,
-    mariadb_programs,
-    mysql_unavailable,
-    postgresql_programs,
-    require_mariadb,
-    require_mysql,
     require_postgresql,
     unprivileged_user,
 )
@@ -41,42 +36,11 @@ from relstore.tests.support.watch import MySQLWatch
 
 DRIVERS = ('psycopg2', 'psycopg')
 
-# What a driver, a parser or Python would say, and an administrator should not have to read.
-NOISE = ('\n', '\t', 'LINE 1', '^', 'Traceback', 'Error:', 'DETAIL', '<class', '?', '..', '.;', ' ;', ';;')
-
-
-class Refusals(unittest.TestCase):
-
-    def refusal(self, open_storage, expected=ConfigurationError):
-        """Return what open_storage() says when it refuses. Keep the exception, and with it all that it holds."""
-        try:
-            open_storage().close()
-        except expected as e:
-            self.kept = e
-            self.addCleanup(setattr, self, 'kept', None)
-            return str(e)
-        self.fail('it opened')
-
-    def check(self, message, *words):
-        """Is it one sentence, with these words in it?"""
-        for noise in NOISE:
-            self.assertNotIn(noise, message)
-        self.assertNotRegex(message, r'\. ', 'more than one sentence')
-        self.assertRegex(message, r'\A[A-Za-z].*[.]\Z')
-        self.assertLess(len(message), 400, message)
-        for word in words:
-            self.assertIn(word, message)
-
 
 def from_conf(*adapter, **options):
     lines = [f'{name.replace("_", "-")} {str(value).lower()}' for name, value in options.items()]
     return ZODB.config.storageFromString('\n'.join(
         ['%import relstore', '<relstore>', *lines, *adapter, '</relstore>', '']))
-
-
-def environment():
-    """For a child process that imports what we can import."""
-    return os.environ | {'PYTHONPATH': os.pathsep.join(sys.path)}
 
 
 def something_else(test):
@@ -100,42 +64,6 @@ def something_else(test):
 
 
 # PostgreSQL
-
-
-class ServerLayer:
-    """A server of our own: roles and passwords are made there, which a staging server need not allow."""
-    server = None
-
-    @classmethod
-    def setUp(cls):
-        if postgresql_programs():
-            cls.server = PostgreSQLServer()
-            cls.server.start()
-            rules = cls.server.directory / 'data' / 'pg_hba.conf'
-            rules.write_text('local all guarded scram-sha-256\n' + rules.read_text())
-            cls.server.restart()
-            with administrator(cls.server.dsn()) as run:
-                run("CREATE ROLE guarded LOGIN PASSWORD 'right'")
-                run('CREATE ROLE visitor LOGIN')
-
-    @classmethod
-    def tearDown(cls):
-        if cls.server is not None:
-            cls.server.stop()
-            cls.server = None
-
-
-@contextmanager
-def administrator(dsn):
-    """Yield a function that runs a statement and returns the rows."""
-    with closing(psycopg2.connect(dsn)) as connection:
-        connection.autocommit = True
-
-        def run(sql):
-            with connection.cursor() as cursor:
-                cursor.execute(sql)
-                return cursor.fetchall() if cursor.description else []
-        yield run
 
 
 class PostgreSQLRefusals(Refusals):
@@ -389,13 +317,6 @@ class Driver(Refusals):
 
 
 # MySQL and MariaDB
-
-
-# Servers of our own: users and settings are made there, which a staging server need not allow.
-OwnMariaDBLayer = SharedServer(
-    'OwnMariaDBLayer', __name__, lambda: MariaDBServer() if mariadb_programs() else None, require_mariadb)
-OwnMySQLLayer = SharedServer(
-    'OwnMySQLLayer', __name__, lambda: None if mysql_unavailable() else MySQLServer(), require_mysql)
 
 
 class MySQLRefusals(Refusals):

@@ -25,7 +25,8 @@ from relstore.tests.support.backends import (
     SQLiteHistoryFree,
     cases,
 )
-from relstore.tests.test_faults import commit, counter, value_of
+from relstore.tests.support.commits import commit
+from relstore.tests.support.records import counter, value_of
 
 TIMES = 50
 PATIENCE = 60       # seconds, for what takes one

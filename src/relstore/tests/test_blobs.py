@@ -2,7 +2,6 @@
 
 The data is in blob_chunk; rows are added there by SQL, as RelStorage adds them.
 """
-import io
 import pickle
 import shutil
 import tempfile
@@ -16,10 +15,20 @@ from ZODB.POSException import POSKeyError, Unsupported
 from ZODB.tests.hexstorage import HexStorage
 from ZODB.utils import p64, u64, z64
 
-from relstore.tests import test_adoption as adoption
-from relstore.tests.support.backends import PostgreSQLBackend, Psycopg2HistoryPreserving, SQLiteHistoryPreserving
+from relstore.tests.support.adopted import Adopted, AdoptedMySQL, AdoptedPostgreSQL, AdoptedSQLite
+from relstore.tests.support.backends import (
+    MYSQL,
+    PostgreSQLBackend,
+    Psycopg2HistoryFree,
+    Psycopg2HistoryPreserving,
+    Psycopg3HistoryPreserving,
+    SQLiteHistoryFree,
+    SQLiteHistoryPreserving,
+    cases,
+)
+from relstore.tests.support.commits import perform
+from relstore.tests.support.records import Reference, pickled, state
 from relstore.tests.support.servers import MemcachedServer, require_memcached
-from relstore.tests.test_storage import commit, minimal
 
 BLOB, BESIDE, NEW = p64(2000), p64(2001), p64(2002)
 # A Blob's record: that of each is the same.
@@ -27,21 +36,9 @@ RECORD = pickle.dumps(Blob, 3) + pickle.dumps(None, 3)
 SENTENCE = r'^Object 0x[0-9a-f]+ is a blob, and this version of relstore can.*\.$'
 
 
-class Reference:
-
-    def __init__(self, oid):
-        self.pid = oid, None
-
-
 def referring(*oids):
     """Return the record of an object that refers to others."""
-    class Pickler(pickle._Pickler):
-        def persistent_id(self, obj):
-            return obj.pid if isinstance(obj, Reference) else None
-    file = io.BytesIO()
-    Pickler(file, 3).dump(PersistentMapping)
-    Pickler(file, 3).dump({'data': {n: Reference(oid) for n, oid in enumerate(oids)}})
-    return file.getvalue()
+    return pickled(PersistentMapping, {'data': {n: Reference((oid, None)) for n, oid in enumerate(oids)}})
 
 
 class Suite:
@@ -53,14 +50,14 @@ class Suite:
         [(_, self.root)] = [self.storage.load(z64)]
         self.first = self.commit(BLOB, RECORD, z64)
         self.second = self.commit(BLOB, RECORD, self.first)
-        self.third = self.commit(BESIDE, minimal(2), self.commit(BESIDE, minimal(1), z64))
+        self.third = self.commit(BESIDE, state(2), self.commit(BESIDE, state(1), z64))
 
     def commit(self, *stores, storage=None):
         """Commit (oid, state, base), one after the other; return the tid."""
         storage = self.storage if storage is None else storage     # an empty one is false
         stores = [stores[n:n + 3] for n in range(0, len(stores), 3)]
-        return commit(storage, *[lambda txn, oid=oid, state=state, base=base: storage.store(oid, base, state, '', txn)
-                                 for oid, state, base in stores])
+        return perform(storage, *[lambda txn, oid=oid, state=state, base=base: storage.store(oid, base, state, '', txn)
+                                  for oid, state, base in stores])
 
     def rows(self, sql):
         return self.storage._pool.attempt(lambda session: session.all(sql))
@@ -128,7 +125,7 @@ class Suite:
                     instance.loadBefore(BLOB, b'\x7f' * 8)
                 with self.assertRaisesRegex(Unsupported, SENTENCE):
                     instance.loadSerial(BLOB, self.second)
-                self.assertEqual(instance.load(BESIDE), (minimal(2), self.third))
+                self.assertEqual(instance.load(BESIDE), (state(2), self.third))
         self.assertFalse(view._cache.holds(u64(BLOB), view._view.at))
         self.assertTrue(view._cache.holds(u64(BESIDE), view._view.at))
         view.release()
@@ -157,9 +154,9 @@ class Refused(Suite):
     def test_others_are(self):
         self.add_chunks()
         storage = self.reopened()
-        tid = self.commit(BESIDE, minimal(3), self.third, NEW, minimal(1), z64, storage=storage)
-        self.assertEqual(storage.load(BESIDE), (minimal(3), tid))
-        commit(storage, lambda txn: storage.deleteObject(BESIDE, tid, txn))
+        tid = self.commit(BESIDE, state(3), self.third, NEW, state(1), z64, storage=storage)
+        self.assertEqual(storage.load(BESIDE), (state(3), tid))
+        perform(storage, lambda txn: storage.deleteObject(BESIDE, tid, txn))
         with self.assertRaises(POSKeyError):
             storage.load(BESIDE)
 
@@ -178,14 +175,14 @@ class Refused(Suite):
         """Where RelStorage keeps them in files, say."""
         tid = self.commit(BLOB, RECORD, self.second)
         self.assertEqual(self.view(self.storage).load(BLOB), (RECORD, tid))
-        tid = commit(self.storage, lambda txn: self.storage.deleteObject(BLOB, tid, txn))
+        tid = perform(self.storage, lambda txn: self.storage.deleteObject(BLOB, tid, txn))
         self.assertFalse(self.storage.database.blobs.there)
 
     def test_wrapped_records(self):
         self.add_chunks()
         plain, storage = self.storage, HexStorage(self.reopened())
-        for oid, tid, state in self.rows('SELECT zoid, tid, state FROM object_state WHERE state IS NOT NULL'):
-            wrapped = self.hexadecimal(b'.h' + state.hex().encode())
+        for oid, tid, data in self.rows('SELECT zoid, tid, state FROM object_state WHERE state IS NOT NULL'):
+            wrapped = self.hexadecimal(b'.h' + data.hex().encode())
             self.run_sql(f'UPDATE object_state SET state = {wrapped} WHERE zoid = {oid} AND tid = {tid}')
         with closing(ZODB.DB(storage)):
             for instance in storage, storage.new_instance():
@@ -231,8 +228,8 @@ class Undone(Suite):
     def test_that_of_others(self):
         self.add_chunks()
         storage = self.reopened()
-        commit(storage, lambda txn: storage.undo(self.third, txn))
-        self.assertEqual(storage.load(BESIDE)[0], minimal(1))
+        perform(storage, lambda txn: storage.undo(self.third, txn))
+        self.assertEqual(storage.load(BESIDE)[0], state(1))
 
 
 class Packed(Suite):
@@ -329,7 +326,7 @@ class Caches(Suite):
         self.addCleanup(shutil.rmtree, directory)
         storage = self.opened(cache_local_dir=directory)
         view = self.view(storage)
-        self.assertEqual([view.load(oid)[0] for oid in (BLOB, BESIDE)], [RECORD, minimal(2)])
+        self.assertEqual([view.load(oid)[0] for oid in (BLOB, BESIDE)], [RECORD, state(2)])
         view.release()
         storage.close()
         self.add_chunks()
@@ -338,8 +335,8 @@ class Caches(Suite):
         self.assertTrue(storage._cache.holds(u64(BESIDE), u64(self.third)))
         self.not_loaded(storage)
         for _ in range(2):
-            for oid, _, state in storage._cache.current()[1]:
-                self.assertNotEqual((p64(oid), state), (BLOB, RECORD))
+            for oid, _, found in storage._cache.current()[1]:
+                self.assertNotEqual((p64(oid), found), (BLOB, RECORD))
             storage._cache._evict()
 
     def test_memcached(self):
@@ -348,7 +345,7 @@ class Caches(Suite):
         self.addCleanup(server.stop)
         server.start()
         view = self.view(self.opened(cache_servers=server.where))
-        self.assertEqual([view.load(oid)[0] for oid in (BLOB, BESIDE)], [RECORD, minimal(2)])
+        self.assertEqual([view.load(oid)[0] for oid in (BLOB, BESIDE)], [RECORD, state(2)])
         view.release()
         self.add_chunks()
         storage = self.reopened(cache_servers=server.where)
@@ -356,17 +353,35 @@ class Caches(Suite):
         self.assertGreater(storage.cache_stats()['shared_hits'], 1)
 
 
-def adopted(namespace, *suites, cases=adoption.CASES):
-    """Run suites on what test_adoption makes, without its own tests."""
+class OnMySQL(AdoptedMySQL, Adopted):
+    pass
+
+
+class OnSQLite(AdoptedSQLite, Adopted):
+    pass
+
+
+class OnPostgreSQL(AdoptedPostgreSQL, Adopted):
+    pass
+
+
+ADOPTED = [
+    *cases({'__name__': __name__}, OnMySQL, backends=MYSQL),
+    *cases({'__name__': __name__}, OnSQLite, backends=(SQLiteHistoryPreserving, SQLiteHistoryFree)),
+    *cases({'__name__': __name__}, OnPostgreSQL,
+           backends=(Psycopg2HistoryPreserving, Psycopg2HistoryFree, Psycopg3HistoryPreserving))]
+POSTGRESQL = [case for case in ADOPTED if issubclass(case, PostgreSQLBackend) and case.keep_history]
+
+
+def adopted(namespace, *suites, cases=ADOPTED):
+    """Run suites on databases that RelStorage made. Their setUp comes after the database's."""
     for suite in suites:
         for case in cases:
-            tests = {name: None for name in dir(case) if name.startswith('test_') and not hasattr(suite, name)}
             name = f'{suite.__name__}{case.__name__}'
-            namespace[name] = type(name, (suite, case), tests | {'__module__': __name__})
+            namespace[name] = type(name, (suite, case), {'__module__': __name__})
 
 
-POSTGRESQL = [case for case in adoption.CASES if issubclass(case, PostgreSQLBackend) and case.keep_history]
 adopted(globals(), Refused, Undone, Packed)
 adopted(globals(), SharedData, cases=POSTGRESQL)
-adopted(globals(), Caches, cases=[case for case in adoption.CASES if issubclass(
+adopted(globals(), Caches, cases=[case for case in ADOPTED if issubclass(
     case, SQLiteHistoryPreserving | Psycopg2HistoryPreserving)])

@@ -19,7 +19,8 @@ from relstore.adapters.base import LARGEST, MAX_TID
 from relstore.errors import ConfigurationError
 from relstore.packing import pack, packtime
 from relstore.tests.support.backends import BY_EVERY_DRIVER, HISTORY_FREE, HISTORY_PRESERVING, MYSQL, cases
-from relstore.tests.test_storage import commit, minimal
+from relstore.tests.support.commits import perform
+from relstore.tests.support.records import state
 
 ANY = HISTORY_PRESERVING + HISTORY_FREE
 
@@ -50,7 +51,7 @@ class Suite(unittest.TestCase):
         return storage
 
     def store(self, oid, state, base=z64, **options):
-        return commit(self.storage, lambda txn: self.storage.store(oid, base, state, '', txn), **options)
+        return perform(self.storage, lambda txn: self.storage.store(oid, base, state, '', txn), **options)
 
     def begin(self, *arguments):
         txn = TransactionMetaData()
@@ -63,8 +64,8 @@ class Suite(unittest.TestCase):
         self.assertIsNone(self.storage.tpc_transaction())
         self.assertEqual(self.storage._pool.lent, 0)
         oid = self.storage.new_oid()
-        tid = self.store(oid, minimal(1))
-        self.assertEqual(self.storage.load(oid), (minimal(1), tid))
+        tid = self.store(oid, state(1))
+        self.assertEqual(self.storage.load(oid), (state(1), tid))
 
 
 class Bytes(Suite):
@@ -77,21 +78,21 @@ class Bytes(Suite):
             for room in spool.IN_MEMORY, 0:         # in memory, or through the file
                 with self.subTest(kind, room=room), mock.patch.object(spool, 'IN_MEMORY', room):
                     oid = self.storage.new_oid()
-                    tid = self.store(oid, kind(minimal(7)))
+                    tid = self.store(oid, kind(state(7)))
                     instance = self.storage.new_instance()
                     self.addCleanup(instance.release)
                     instance.poll_invalidations()
                     for storage in instance, self.opened():
-                        state, found = storage.load(oid)
-                        self.assertEqual((type(state), state, found), (bytes, minimal(7), tid))
+                        data, found = storage.load(oid)
+                        self.assertEqual((type(data), data, found), (bytes, state(7), tid))
 
     def test_what_is_not_is_refused(self):
         oid = self.storage.new_oid()
-        for state in 'text', 7, [1], None:
-            with self.subTest(state=state):
+        for data in 'text', 7, [1], None:
+            with self.subTest(data=data):
                 txn = self.begin()
                 with self.assertRaises(TypeError):
-                    self.storage.store(oid, z64, state, '', txn)
+                    self.storage.store(oid, z64, data, '', txn)
                 self.ends(txn)
                 with self.assertRaises(POSKeyError):
                     self.storage.load(oid)
@@ -102,13 +103,13 @@ class Order(Suite):
     def setUp(self):
         super().setUp()
         self.oid, self.new = self.storage.new_oid(), self.storage.new_oid()
-        self.tid = self.store(self.oid, minimal(0))
+        self.tid = self.store(self.oid, state(0))
 
     def changes(self):
         """Return what adds something to a transaction: name -> change(txn)."""
         changes = {
-            'store': lambda txn: self.storage.store(self.new, z64, minimal(2), '', txn),
-            'restore': lambda txn: self.storage.restore(self.new, self.tid, minimal(2), '', None, txn),
+            'store': lambda txn: self.storage.store(self.new, z64, state(2), '', txn),
+            'restore': lambda txn: self.storage.restore(self.new, self.tid, state(2), '', None, txn),
             'deleteObject': lambda txn: self.storage.deleteObject(self.oid, self.tid, txn),
             'checkCurrentSerialInTransaction': lambda txn: self.storage.checkCurrentSerialInTransaction(
                 self.oid, self.tid, txn)}
@@ -118,13 +119,13 @@ class Order(Suite):
 
     def voted(self):
         txn = self.begin()
-        self.storage.store(self.oid, self.tid, minimal(1), '', txn)
+        self.storage.store(self.oid, self.tid, state(1), '', txn)
         self.storage.tpc_vote(txn)
         return txn
 
     def failed(self):
         txn = self.begin()
-        self.storage.store(self.oid, p64(u64(self.tid) - 1), minimal(1), '', txn)
+        self.storage.store(self.oid, p64(u64(self.tid) - 1), state(1), '', txn)
         with self.assertRaises(ConflictError):
             self.storage.tpc_vote(txn)
         return txn
@@ -140,7 +141,7 @@ class Order(Suite):
                     txn = vote()
                     self.refused(change, txn, words)
                     self.ends(txn)
-                    self.assertEqual(self.storage.load(self.oid), (minimal(0), self.tid))
+                    self.assertEqual(self.storage.load(self.oid), (state(0), self.tid))
 
     def test_what_has_voted_is_finished_all_the_same(self):
         """The cache and the database have the same."""
@@ -152,7 +153,7 @@ class Order(Suite):
         self.addCleanup(instance.release)
         instance.poll_invalidations()
         for storage in instance, self.opened():
-            self.assertEqual(storage.load(self.oid), (minimal(1), tid))
+            self.assertEqual(storage.load(self.oid), (state(1), tid))
             with self.assertRaises(POSKeyError):
                 storage.load(self.new)
 
@@ -173,7 +174,7 @@ class Order(Suite):
         txn = self.failed()
         self.refused(self.storage.tpc_finish, txn, 'failed', 'tpc_abort')
         self.ends(txn)
-        self.assertEqual(self.storage.load(self.oid), (minimal(0), self.tid))
+        self.assertEqual(self.storage.load(self.oid), (state(0), self.tid))
 
     def test_it_may_vote_after_it_was_told(self):
         txn = self.begin()
@@ -181,7 +182,7 @@ class Order(Suite):
         self.refused(self.storage.tpc_finish, txn, 'has not voted')
         self.storage.tpc_vote(txn)
         tid = self.storage.tpc_finish(txn)
-        self.assertEqual(self.storage.load(self.new), (minimal(2), tid))
+        self.assertEqual(self.storage.load(self.new), (state(2), tid))
         self.ends(txn)
 
 
@@ -189,8 +190,8 @@ class Numbers(Suite):
 
     def test_oids_that_leave_no_room(self):
         changes = {
-            'store': lambda oid, txn: self.storage.store(oid, z64, minimal(1), '', txn),
-            'restore': lambda oid, txn: self.storage.restore(oid, z64, minimal(1), '', None, txn),
+            'store': lambda oid, txn: self.storage.store(oid, z64, state(1), '', txn),
+            'restore': lambda oid, txn: self.storage.restore(oid, z64, state(1), '', None, txn),
             'deleteObject': lambda oid, txn: self.storage.deleteObject(oid, z64, txn)}
         for oid in LARGEST + 1, 2 ** 63 - 17, 2 ** 63 - 1, 2 ** 63, 2 ** 64 - 1:
             for name, change in changes.items():
@@ -204,31 +205,31 @@ class Numbers(Suite):
 
     def test_the_largest_oid(self):
         oid = p64(LARGEST)
-        tid = self.store(oid, minimal(1))
-        self.assertEqual(self.storage.load(oid), (minimal(1), tid))
+        tid = self.store(oid, state(1))
+        self.assertEqual(self.storage.load(oid), (state(1), tid))
         for storage in self.storage, self.opened():
             oids = [storage.new_oid() for _ in range(100)]
             self.assertGreater(min(oids), oid)
-            tid = commit(storage, *[lambda txn, oid=oid, storage=storage: storage.store(oid, z64, minimal(2), '', txn)
-                                    for oid in oids])
-            self.assertEqual(self.storage.load(oids[-1]), (minimal(2), tid))
-            tid = commit(self.storage, lambda txn, oid=oids[0], tid=tid: self.storage.store(
-                oid, tid, minimal(3), '', txn))     # there already, whoever has made it
-            self.assertEqual(self.storage.load(oids[0]), (minimal(3), tid))
+            tid = perform(storage, *[lambda txn, oid=oid, storage=storage: storage.store(oid, z64, state(2), '', txn)
+                                     for oid in oids])
+            self.assertEqual(self.storage.load(oids[-1]), (state(2), tid))
+            tid = perform(self.storage, lambda txn, oid=oids[0], tid=tid: self.storage.store(
+                oid, tid, state(3), '', txn))     # there already, whoever has made it
+            self.assertEqual(self.storage.load(oids[0]), (state(3), tid))
 
     def test_tids_there_cannot_be(self):
-        tid, beyond = self.store(p64(1), minimal(1)), p64(2 ** 63)
+        tid, beyond = self.store(p64(1), state(1)), p64(2 ** 63)
         for change in (
-                lambda txn: self.storage.store(p64(1), beyond, minimal(2), '', txn),
+                lambda txn: self.storage.store(p64(1), beyond, state(2), '', txn),
                 lambda txn: self.storage.deleteObject(p64(1), beyond, txn),
-                lambda txn: self.storage.restore(p64(1), tid, minimal(2), '', beyond, txn),
+                lambda txn: self.storage.restore(p64(1), tid, state(2), '', beyond, txn),
                 lambda txn: self.storage.checkCurrentSerialInTransaction(p64(1), beyond, txn),
                 lambda txn: self.storage.checkCurrentSerialInTransaction(beyond, tid, txn)):
             txn = self.begin()
             with self.assertRaises(StorageError):
                 change(txn)
             self.ends(txn)
-        self.assertEqual(self.storage.load(p64(1)), (minimal(1), tid))
+        self.assertEqual(self.storage.load(p64(1)), (state(1), tid))
 
     def test_tids_that_leave_no_room(self):
         for tid in LARGEST + 1, 2 ** 63 - 2, 2 ** 63 - 1, 2 ** 63, 2 ** 64 - 1:
@@ -239,10 +240,10 @@ class Numbers(Suite):
 
     def test_the_largest_tid(self):
         """It lies in the year 5908, and later transactions count on from there."""
-        self.store(p64(1), minimal(1), tid=p64(LARGEST))
+        self.store(p64(1), state(1), tid=p64(LARGEST))
         last = p64(LARGEST)
         for number in range(3):
-            tid = self.store(p64(2 + number), minimal(1))
+            tid = self.store(p64(2 + number), state(1))
             self.assertGreater(tid, last)
             last = tid
         self.assertGreater(newTid(last), last)
@@ -252,8 +253,8 @@ class Numbers(Suite):
     def test_serials_that_never_were(self):
         """Whoever takes the newest tid for that of an object has a conflict, and nobody else notices."""
         one, other = self.storage.new_oid(), self.storage.new_oid()
-        tid = self.store(one, minimal(1))
-        self.store(other, minimal(1))
+        tid = self.store(one, state(1))
+        self.store(other, state(1))
         beside = self.opened()
         instance = beside.new_instance()
         self.addCleanup(instance.release)
@@ -264,20 +265,20 @@ class Numbers(Suite):
         self.addCleanup(view.release)
         view.poll_invalidations()
         for act in (lambda txn: view.checkCurrentSerialInTransaction(one, newest, txn),
-                    lambda txn: view.store(one, newest, minimal(2), '', txn)):
+                    lambda txn: view.store(one, newest, state(2), '', txn)):
             txn = TransactionMetaData()
             view.tpc_begin(txn)
             act(txn)
-            view.store(self.storage.new_oid(), z64, minimal(3), '', txn)
+            view.store(self.storage.new_oid(), z64, state(3), '', txn)
             self.assertRaises(ConflictError, view.tpc_vote, txn)
             view.tpc_abort(txn)
             view.poll_invalidations()
         instance.poll_invalidations()
-        self.assertEqual(instance.load(one), (minimal(1), tid))
+        self.assertEqual(instance.load(one), (state(1), tid))
         self.assertEqual((beside.database.epochs.now, self.storage.database.epochs.now), (epoch, epoch))
 
     def test_nothing_is_found_beyond(self):
-        self.store(p64(1), minimal(1))
+        self.store(p64(1), state(1))
         view = self.storage.new_instance()
         self.addCleanup(view.release)
         view.poll_invalidations()
@@ -295,7 +296,7 @@ class Numbers(Suite):
         for tid in p64(2 ** 63), b'\xff' * 8:
             with self.assertRaises(POSKeyError):
                 view.loadSerial(p64(1), tid)
-            self.assertEqual(view.loadBefore(p64(1), tid), (minimal(1), view.getTid(p64(1)), None))
+            self.assertEqual(view.loadBefore(p64(1), tid), (state(1), view.getTid(p64(1)), None))
             self.assertEqual(list(view.iterator(tid)), [])
             with self.assertRaises(ValueError):
                 view.record_iternext(tid)
@@ -323,7 +324,7 @@ class Extension(Suite):
         tids = []
         for number, extension in enumerate([{'told': 'before'}, *broken, {'told': 'after'}]):
             base = tids[-1] if tids else z64
-            tids.append(self.store(p64(1), minimal(number), base, extension=extension, user=str(number)))
+            tids.append(self.store(p64(1), state(number), base, extension=extension, user=str(number)))
         for tell in (lambda: self.storage.undoLog(0, -100), lambda: self.storage.undoInfo(0, -100),
                      lambda: self.storage.history(p64(1), 100)):
             entries = tell()
@@ -342,8 +343,8 @@ class Metadata(Suite):
         oid, long = self.storage.new_oid(), 'x' * 70_000
         tid = z64
         for texts in {'user': long}, {'description': long}, {'extension': {'x': long}}:
-            tid = self.store(oid, minimal(1), tid, **texts)
-            self.assertEqual(self.storage.load(oid), (minimal(1), tid))
+            tid = self.store(oid, state(1), tid, **texts)
+            self.assertEqual(self.storage.load(oid), (state(1), tid))
 
 
 class Zapped(Suite):
@@ -376,9 +377,9 @@ class PackTime(Suite):
 
     def setUp(self):
         super().setUp()
-        self.tids = [commit(self.storage, lambda txn: self.storage.store(z64, z64, minimal(0), '', txn))]
+        self.tids = [perform(self.storage, lambda txn: self.storage.store(z64, z64, state(0), '', txn))]
         for number in range(1, 4):
-            self.tids.append(self.store(z64, minimal(number), self.tids[-1]))
+            self.tids.append(self.store(z64, state(number), self.tids[-1]))
 
     def left(self):
         return [entry['tid'] for entry in reversed(self.storage.history(z64, 100))]
@@ -416,8 +417,8 @@ class PackTimeWithoutHistory(Suite):
     def test_a_tid(self):
         """As a time: what was found to be garbage before that goes."""
         root, oid = zodb_pickle(MinPO(1)), p64(1)
-        tid = commit(self.storage, lambda txn: self.storage.store(z64, z64, root, '', txn),
-                     lambda txn: self.storage.store(oid, z64, minimal(1), '', txn))
+        tid = perform(self.storage, lambda txn: self.storage.store(z64, z64, root, '', txn),
+                      lambda txn: self.storage.store(oid, z64, state(1), '', txn))
         last = self.store(z64, root, tid)
         with mock.patch.object(pack, 'PRESENT', 0):
             for _ in range(2):      # it was found, but not before that

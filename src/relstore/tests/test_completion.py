@@ -39,9 +39,9 @@ from relstore.tests.support.backends import (
     cases,
 )
 from relstore.tests.support.commands import Commands, environment
+from relstore.tests.support.commits import perform
 from relstore.tests.support.servers import postgresql_programs
 from relstore.tests.support.watch import MySQLWatch, Watch
-from relstore.tests.test_storage import commit
 
 PATIENCE = 60           # seconds for what takes one or two
 LONGEST = 2             # seconds for which a request may wait for a lock; where there are no pauses it waits for hours
@@ -175,7 +175,7 @@ class InUse(Adopted):
             storage, _ = [each.result(PATIENCE) for each in openings]
         self.assertEqual(storage.database.adapter.writers(), 'any')
         oid = storage.new_oid()
-        commit(storage, lambda txn: storage.store(oid, z64, b'mine', '', txn))
+        perform(storage, lambda txn: storage.store(oid, z64, b'mine', '', txn))
         self.assertEqual(storage.load(oid)[0], b'mine')
         for number, (state, tid) in self.current.items():
             if state is not None:
@@ -295,7 +295,7 @@ class Writers(unittest.TestCase):
         """Neither vote nor finish waits longer than LONGEST for a lock: the server counts that."""
         for _ in range(count):
             oid = self.other.new_oid()
-            commit(self.other, lambda txn, oid=oid: self.other.store(oid, z64, b'x', '', txn))
+            perform(self.other, lambda txn, oid=oid: self.other.store(oid, z64, b'x', '', txn))
 
     def test_beside_one_that_has_voted(self):
         self.commit()
@@ -427,7 +427,7 @@ class Others(Adopted):
         for _ in range(3):
             with closing(self.opened()) as storage:
                 oid = storage.new_oid()
-                commit(storage, lambda txn: storage.store(oid, z64, b'mine', '', txn))
+                perform(storage, lambda txn: storage.store(oid, z64, b'mine', '', txn))
                 storage.database.adapter.make_index_for_relstorage()
         with closing(self.opened()) as storage:
             storage.zap_all()

@@ -3,11 +3,9 @@ import multiprocessing
 import os
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any
 from unittest import TestCase
 
 from transaction import TransactionManager
@@ -21,46 +19,21 @@ import relstore
 from relstore.tests.support.backends import (
     MYSQL,
     PGBOUNCER,
-    Backend,
     MySQLBackend,
     Psycopg2HistoryFree,
     Psycopg2HistoryPreserving,
     Psycopg3HistoryFree,
     Psycopg3HistoryPreserving,
-    SQLiteBackend,
     cases,
 )
+from relstore.tests.support.commits import commit
 from relstore.tests.support.patience import within
-from relstore.tests.test_faults import commit, state, value_of
+from relstore.tests.support.places import PATIENCE, Place, place_of
+from relstore.tests.support.records import state, value_of
 
 POSTGRESQL = Psycopg2HistoryPreserving, Psycopg2HistoryFree, Psycopg3HistoryPreserving, Psycopg3HistoryFree
 
 SPAWN = multiprocessing.get_context('spawn')
-PATIENCE = 60   # seconds, for what takes one
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a database is, for another process to open it."""
-
-    adapter: str            # the name of its class
-    arguments: Mapping[str, Any]
-    keep_history: bool
-
-    def open(self) -> relstore.RelStore:
-        adapter = getattr(relstore, self.adapter)(**self.arguments)
-        return relstore.RelStore(adapter, keep_history=self.keep_history, commit_lock_timeout=PATIENCE)
-
-
-def place_of(test: Backend) -> Place:
-    """Return where a test has its database."""
-    if isinstance(test, SQLiteBackend):
-        adapter, arguments = 'SQLite', {'data_dir': str(test.adapter().data_dir)}
-    elif isinstance(test, MySQLBackend):
-        adapter, arguments = 'MySQL', test.arguments() | {'driver': test.driver}
-    else:
-        adapter, arguments = 'PostgreSQL', test.arguments()
-    return Place(adapter, arguments, test.keep_history)
 
 
 class Suite(TestCase):

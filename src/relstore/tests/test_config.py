@@ -15,8 +15,8 @@ import ZODB.config
 
 from relstore.errors import ConfigurationError
 from relstore.options import ALIASES, REFUSED, WITHOUT_EFFECT, Options
+from relstore.tests.support.relstorage_options import HONOURED, RELSTORAGE_OPTIONS
 from relstore.tests.support.servers import PostgreSQLLayer
-from relstore.tests.test_options import HONOURED, RELSTORAGE_OPTIONS
 
 SECTIONS = ('relstore', 'relstorage')
 SQLITE = '<sqlite3>\n  data-dir /nowhere\n</sqlite3>'

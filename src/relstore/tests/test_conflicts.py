@@ -32,8 +32,9 @@ from relstore.tests.support.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
+from relstore.tests.support.commits import commit
+from relstore.tests.support.records import counter, state, value_of
 from relstore.tests.support.watch import Watch
-from relstore.tests.test_faults import commit, counter, state, value_of
 
 COUNTER, MINPO = 'ZODB.tests.ConflictResolution.PCounter', 'ZODB.tests.MinPO.MinPO'
 SERVERS = (Psycopg2HistoryPreserving, Psycopg3HistoryFree, MySQLdbHistoryPreserving, PyMySQLHistoryFree,

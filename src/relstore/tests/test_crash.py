@@ -27,6 +27,8 @@ from relstore.sessions.session import Session
 from relstore.tests.crash.ledger import ACKNOWLEDGED, FAILED, UNKNOWN, Attempt, Ledger, Revision, Served
 from relstore.tests.crash.storm import Storm
 from relstore.tests.crash.window import GATE, Crashes, between_its_commits, without_the_second
+from relstore.tests.support.commits import commit
+from relstore.tests.support.records import state, value_of
 from relstore.tests.support.servers import (
     DurableLayer,
     MemcachedServer,
@@ -36,7 +38,6 @@ from relstore.tests.support.servers import (
     require_postgresql,
 )
 from relstore.tests.support.watch import Watch
-from relstore.tests.test_faults import commit, state, value_of
 
 # The last tid before the crash. The clock is far behind, so that the next one is this one more: before the crash, and
 # again after it. Then tids tell nothing from each other, and the epoch alone does.

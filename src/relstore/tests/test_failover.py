@@ -30,7 +30,10 @@ from relstore.tests.support.backends import (
     PyMySQLHistoryFree,
     cases,
 )
+from relstore.tests.support.commits import voted
+from relstore.tests.support.objects import exists
 from relstore.tests.support.proxy import CuttingProxy
+from relstore.tests.support.records import state
 from relstore.tests.support.servers import (
     PgBouncerServer,
     PostgreSQLServer,
@@ -41,8 +44,6 @@ from relstore.tests.support.servers import (
     require_postgresql,
 )
 from relstore.tests.support.watch import Watch
-from relstore.tests.test_faults import exists, state
-from relstore.tests.test_promises import voted
 
 
 class PrimaryLayer:

@@ -11,7 +11,6 @@ import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from unittest import TestCase
 from unittest.mock import patch
 
@@ -19,15 +18,12 @@ from persistent.TimeStamp import TimeStamp
 from transaction.interfaces import TransientError
 from ZODB.Connection import TransactionMetaData
 from ZODB.POSException import StorageError
-from ZODB.tests.ConflictResolution import PCounter
-from ZODB.tests.MinPO import MinPO
-from ZODB.tests.StorageTestBase import zodb_pickle, zodb_unpickle
 from ZODB.utils import p64, u64, z64
 
 import relstore
 from relstore import spool
 from relstore.errors import OutcomeUnknown, Unavailable
-from relstore.sessions.drivers import DRIVERS, Driver
+from relstore.sessions.drivers import DRIVERS
 from relstore.tests.support.backends import (
     BY_EVERY_DRIVER,
     HISTORY_PRESERVING,
@@ -47,218 +43,17 @@ from relstore.tests.support.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
-from relstore.tests.support.watch import MySQLWatch, Watch
+from relstore.tests.support.commits import commit
+from relstore.tests.support.faults import Faults, MySQLTrouble, PostgreSQLTrouble, SQLiteTrouble
+from relstore.tests.support.objects import exists
+from relstore.tests.support.proxy import join_all_but
+from relstore.tests.support.records import counter, state, value_of
+from relstore.tests.support.watch import Watch
 
 POSTGRESQL = Psycopg2HistoryPreserving, Psycopg2HistoryFree, Psycopg3HistoryPreserving, Psycopg3HistoryFree
 
 #: What may go up to an application that is to try again, or to give up.
 TOLD = StorageError, TransientError
-
-
-class PostgreSQLTrouble:
-    """How to do harm to a connection of psycopg2 or psycopg."""
-
-    def __init__(self, dsn: str):
-        self._watch = Watch(dsn)
-
-    def kill(self, connection) -> None:
-        self._watch.terminate(connection.info.backend_pid)
-
-    def refuse(self, connection) -> None:
-        """Let the server answer with an error, as if it was the answer to the statement."""
-        connection.cursor().execute("DO $$ BEGIN RAISE EXCEPTION 'by the test' USING ERRCODE = '40001'; END $$")
-
-    def refuse_connection(self, module, *arguments) -> None:
-        module.connect(host='/nonexistent', dbname='none')
-
-    def settled(self) -> None:
-        self._watch.until_nothing_is_open()
-
-    def close(self) -> None:
-        self._watch.close()
-
-
-class MySQLTrouble:
-    """How to do harm to a connection of mysqlclient or PyMySQL."""
-
-    def __init__(self, watch: MySQLWatch):
-        self._watch = watch
-
-    def kill(self, connection) -> None:
-        self._watch.terminate(connection.thread_id())
-
-    def refuse(self, connection) -> None:
-        """A lock timeout, after which the transaction is open still, unlike after a deadlock."""
-        connection.cursor().execute("SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = 1205, MESSAGE_TEXT = 'by the test'")
-
-    def refuse_connection(self, module, *arguments) -> None:
-        module.connect(host='127.0.0.1', port=1)    # PyMySQL leaves a unix socket that is not there unclosed
-
-    def settled(self) -> None:
-        self._watch.until_nothing_is_open()
-
-    def close(self) -> None:
-        self._watch.close()
-
-
-class SQLiteTrouble:
-
-    def kill(self, connection) -> None:
-        connection.rollback()   # a cursor that somebody still holds would keep the transaction
-        connection.close()
-
-    def refuse(self, connection) -> None:
-        connection.execute('SELECT abs(-9223372036854775808)')
-
-    def refuse_connection(self, module, *arguments) -> None:
-        module.connect('file:/nonexistent/file?mode=ro', uri=True)
-
-    def settled(self) -> None:
-        """A lock that was left would be seen by the next commit."""
-
-    def close(self) -> None:
-        """Nothing was opened."""
-
-
-class Faults:
-    """Stands between sessions and a driver, counts what is sent, and makes the statement `at` fail in one way:
-
-    refused     the database answers with an error instead; the connection is in order
-    killed      the connection is ended before the statement is sent
-    lost        the statement is executed, then the connection ended before the answer arrives
-    down        from this statement on every connection is ended, and no new one is made
-    """
-    KINDS = 'refused', 'killed', 'lost', 'down'
-
-    def __init__(self, trouble):
-        self._trouble = trouble
-        self._kind: str | None = None
-        self._at = self.count = 0
-        self.open: set[Connection] = set()
-
-    def arm(self, kind: str, at: int) -> None:
-        self._kind, self._at, self.count = kind, at, 0
-
-    def disarm(self) -> bool:
-        """Return whether the fault has happened."""
-        self._kind = None
-        return self.count >= self._at
-
-    def driver(self, driver: Driver) -> Driver:
-        """Return the driver with this in between."""
-        def connect(module, *arguments):
-            kind = self._next()
-            if kind in ('refused', 'down'):
-                self._trouble.refuse_connection(module, *arguments)
-            connection = Connection(self, driver.connect(module, *arguments))
-            if kind is not None:
-                self._trouble.kill(connection.real)
-            return connection
-
-        def script(connection, sql, parameters):
-            return self.send(connection.real, lambda: driver.script(connection.real, sql, parameters))
-
-        def prepare(connection, scripts):
-            return self.send(connection.real, lambda: driver.prepare(connection.real, scripts))
-
-        return replace(driver, connect=connect, script=script, prepare=driver.prepare and prepare)
-
-    def send(self, connection, work):
-        kind = self._next()
-        if kind == 'refused':
-            self._trouble.refuse(connection)
-        if kind in ('killed', 'down'):
-            self._trouble.kill(connection)
-        result = work()
-        if kind == 'lost':
-            self._trouble.kill(connection)
-            connection.cursor().execute('SELECT 1')
-        return result
-
-    def _next(self) -> str | None:
-        if self._kind is None:
-            return None
-        self.count += 1
-        due = self.count == self._at or self.count > self._at and self._kind == 'down'
-        return self._kind if due else None
-
-
-class Connection:
-
-    def __init__(self, faults: Faults, real):
-        self.real, self._faults = real, faults
-        faults.open.add(self)
-
-    def cursor(self, **options) -> 'Cursor':
-        return Cursor(self._faults, self.real, self.real.cursor(**options))
-
-    def __getattr__(self, name: str):
-        return getattr(self.real, name)
-
-    def close(self) -> None:
-        self._faults.open.discard(self)
-        self.real.close()
-
-
-class Cursor:
-
-    def __init__(self, faults: Faults, connection, real):
-        self._faults, self._connection, self._real = faults, connection, real
-
-    def execute(self, sql, parameters) -> None:
-        self._faults.send(self._connection, lambda: self._real.execute(sql, parameters))
-
-    def executemany(self, sql, rows) -> None:
-        self._faults.send(self._connection, lambda: self._real.executemany(sql, rows))
-
-    def fetchall(self):
-        return self._real.fetchall()
-
-    def close(self) -> None:
-        self._real.close()
-
-    @property
-    def rowcount(self) -> int:
-        return self._real.rowcount
-
-
-def join_all_but(these: list) -> None:
-    """Wait for the threads of a proxy, which end when their connections do."""
-    for thread in set(threading.enumerate()) - set(these):
-        if thread.daemon and not thread.name.startswith('relstore'):      # those of a storage end when it is closed
-            thread.join(10)
-
-
-def state(value: int) -> bytes:
-    return zodb_pickle(MinPO(value))
-
-
-def counter(value: int) -> bytes:
-    it = PCounter()
-    it.inc(value)
-    return zodb_pickle(it)
-
-
-def value_of(record: bytes) -> int:
-    it = zodb_unpickle(record)
-    return it._value if isinstance(it, PCounter) else it.value
-
-
-def commit(storage, *changes, tid=None, work=lambda txn: None) -> bytes:
-    """Store (oid, base, state), ..., as ZODB does it; work(txn) adds to it. Return the tid."""
-    txn = TransactionMetaData()
-    storage.tpc_begin(txn, *([tid] if tid else []))
-    try:
-        for oid, base, record in changes:
-            storage.store(oid, base, record, '', txn)
-        work(txn)
-        storage.tpc_vote(txn)
-        return storage.tpc_finish(txn)
-    except BaseException:
-        storage.tpc_abort(txn)
-        raise
-    finally:
-        storage.afterCompletion()
 
 
 class Suite(TestCase):
@@ -616,11 +411,6 @@ class Undoing(EveryStatement):
             values['resolved'] -= happened
 
         self.every_statement(operate, prepare, check)
-
-
-def exists(storage, oid: bytes) -> bool:
-    """Return whether the object is there now."""
-    return storage._pool.attempt(lambda s: storage._adapter.load_now(s, u64(oid)) or (None,))[0] is not None
 
 
 class Creating(EveryStatement):

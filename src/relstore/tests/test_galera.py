@@ -27,11 +27,13 @@ from relstore.tests.support.backends import (
     PyMySQLHistoryPreserving,
     cases,
 )
+from relstore.tests.support.commits import commit
+from relstore.tests.support.objects import reachable
+from relstore.tests.support.packing import before
 from relstore.tests.support.patience import within
+from relstore.tests.support.records import counter, record, state, value_of
 from relstore.tests.support.servers import MariaDBServer, SharedServer, cannot_run, free_port, mariadb_programs
 from relstore.tests.support.watch import MySQLWatch
-from relstore.tests.test_faults import commit, counter, state, value_of
-from relstore.tests.test_pack import before, reachable, record
 
 PROVIDERS = '/usr/lib/galera/libgalera_smm.so', '/usr/lib64/galera-4/libgalera_smm.so'
 

@@ -21,11 +21,10 @@ from relstore.tests.support.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
+from relstore.tests.support.objects import reachable
+from relstore.tests.support.programs import PYTHON, SOURCE, Peer
+from relstore.tests.support.readme import Typed, block, blocks, section
 from relstore.tests.support.servers import cannot_run
-from relstore.tests.test_pack import reachable
-from relstore.tests.test_readme import Typed, block, blocks, section
-from relstore.tests.test_relstorage import PYTHON, Peer
-from relstore.tests.test_versions import SOURCE
 
 ADOPT = 'While RelStorage serves the site'
 COMING = 'When RelStorage writes no more'

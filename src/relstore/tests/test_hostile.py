@@ -28,10 +28,10 @@ from relstore.tests.support.backends import (
     cases,
 )
 from relstore.tests.support.exercise import exercise
+from relstore.tests.support.programs import PYTHON, Peer
 from relstore.tests.support.servers import cannot_run
+from relstore.tests.support.statements import explains, parts
 from relstore.tests.support.watch import Watch
-from relstore.tests.test_relstorage import PYTHON, Peer
-from relstore.tests.test_statements import explains, parts
 
 DIRECT = Psycopg2HistoryPreserving, Psycopg2HistoryFree, Psycopg3HistoryPreserving, Psycopg3HistoryFree
 

@@ -30,11 +30,12 @@ from relstore.tests.support.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
+from relstore.tests.support.commits import commit
 from relstore.tests.support.layers import Processes
+from relstore.tests.support.records import counter, state, value_of
 from relstore.tests.support.servers import PostgreSQLServer, require_postgresql
 from relstore.tests.support.servers.server import SharedServer
 from relstore.tests.support.watch import Watch
-from relstore.tests.test_faults import commit, counter, state, value_of
 
 OBJECT_LOCKS = ("SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database "
                 "WHERE locktype = 'advisory' AND datname = current_database() AND classid = 0")

@@ -21,7 +21,10 @@ import relstore
 from relstore.errors import ConfigurationError, Deadlock, Disconnected, LockTimeout
 from relstore.sessions.session import Session
 from relstore.tests.support.backends import MYSQL, PYMYSQL_ON_MYSQL, cases
-from relstore.tests.test_faults import commit, counter, exists, join_all_but, state, value_of
+from relstore.tests.support.commits import commit
+from relstore.tests.support.objects import exists
+from relstore.tests.support.proxy import join_all_but
+from relstore.tests.support.records import counter, state, value_of
 
 BOTH_DRIVERS = MYSQL + PYMYSQL_ON_MYSQL
 ONE_DRIVER = tuple(backend for backend in MYSQL if backend.driver == 'mysqlclient')     # where it does not matter

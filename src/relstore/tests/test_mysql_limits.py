@@ -12,6 +12,7 @@ from contextlib import closing
 from unittest import TestCase
 from unittest.mock import patch
 
+from persistent.mapping import PersistentMapping
 from transaction.interfaces import TransientError
 from ZODB.Connection import TransactionMetaData
 from ZODB.POSException import ConflictError, ReadConflictError, StorageError
@@ -28,6 +29,9 @@ from relstore.tests.support.backends import (
     PyMySQLHistoryPreserving,
     cases,
 )
+from relstore.tests.support.children import environment
+from relstore.tests.support.commits import commit
+from relstore.tests.support.records import Reference, pickled, state, value_of
 from relstore.tests.support.servers import (
     MariaDBLayer,
     MariaDBServer,
@@ -40,9 +44,6 @@ from relstore.tests.support.servers import (
     require_mysql,
 )
 from relstore.tests.support.watch import MySQLWatch
-from relstore.tests.test_bad_input import environment
-from relstore.tests.test_faults import commit, state, value_of
-from relstore.tests.test_references import Reference, record
 
 PACKET = 1 << 20
 SETTINGS = {'max_allowed_packet': PACKET, 'log_bin': 'log', 'server_id': 7, 'binlog_format': 'ROW'}
@@ -132,7 +133,7 @@ class Packets(TestCase):
     def test_many_links_during_a_sweep_and_after_it(self):
         """What they lead to is looked up in lists that fit."""
         links = [Reference((p64(2 ** 63 - 1 - n), None)) for n in range(60_000)]
-        records = [record(links[start:start + 5000]) for start in range(0, len(links), 5000)]
+        records = [pickled(PersistentMapping, links[start:start + 5000]) for start in range(0, len(links), 5000)]
 
         def swept(values):
             self.storage._pool.attempt(lambda session: session.run(f'UPDATE relstore_sweep SET {values}'))
@@ -206,7 +207,8 @@ class Packets(TestCase):
 MANY = """
 import json, re, sys
 import relstore
-from relstore.tests.test_faults import commit, state
+from relstore.tests.support.commits import commit
+from relstore.tests.support.records import state
 from ZODB.utils import p64, z64
 
 def megabytes(what):

@@ -20,10 +20,11 @@ from relstore.adapters.neighbours import Neighbours
 from relstore.adapters.queue import PRESENT
 from relstore.errors import ConfigurationError
 from relstore.tests.support.backends import SQLiteHistoryFree, SQLiteHistoryPreserving, cases
+from relstore.tests.support.commits import commit
 from relstore.tests.support.patience import within
+from relstore.tests.support.programs import PYTHON, Peer
+from relstore.tests.support.records import state
 from relstore.tests.support.servers import cannot_run
-from relstore.tests.test_protocol import commit, state
-from relstore.tests.test_relstorage import PYTHON, Peer
 
 # Opens a database as other programs do: the file alone, or as RelStorage, that with its counter of oids.
 PROGRAM = textwrap.dedent("""\

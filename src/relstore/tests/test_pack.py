@@ -21,9 +21,8 @@ import threading
 import time
 import zlib
 from binascii import hexlify
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from unittest import TestCase
 from unittest.mock import Mock, patch
@@ -46,68 +45,30 @@ from ZODB.utils import p64, u64, z64
 
 import relstore
 from relstore import marks
-from relstore.adapters.base import Adapter
 from relstore.errors import ConfigurationError, Disconnected, LockTimeout, OutcomeUnknown, Unavailable
 from relstore.packing import garbage, links, pack, sweep
 from relstore.packing.checks import Survey
-from relstore.packing.report import Report
 from relstore.references import references
 from relstore.sessions.session import Session
 from relstore.tests.support.backends import (
     THOROUGH,
-    Backend,
-    MySQLdbHistoryFree,
-    MySQLdbHistoryPreserving,
-    Psycopg2HistoryFree,
-    Psycopg2HistoryPreserving,
     Psycopg2PooledHistoryPreserving,
     Psycopg3PooledHistoryFree,
     SQLiteBackend,
-    SQLiteHistoryFree,
-    SQLiteHistoryPreserving,
     cases,
 )
-from relstore.tests.support.servers import (
-    DurableLayer,
-    DurableMariaDBLayer,
-    MemcachedServer,
-    memcached_program,
-    require_mariadb,
-    require_memcached,
-    require_postgresql,
-)
-from relstore.tests.test_storage import MVCCHexStorage
-from relstore.tests.test_warmstart import in_child
+from relstore.tests.support.children import in_child
+from relstore.tests.support.commits import transaction_of
+from relstore.tests.support.hexadecimal import MVCCHexStorage
+from relstore.tests.support.objects import Client, linked, reachable
+from relstore.tests.support.packing import BACKENDS, DURABLE, Cluster, Suite, before, calls, late
+from relstore.tests.support.records import record
+from relstore.tests.support.servers import MemcachedServer, memcached_program, require_memcached
 
-BACKENDS = (SQLiteHistoryPreserving, SQLiteHistoryFree, Psycopg2HistoryPreserving, Psycopg2HistoryFree,
-            MySQLdbHistoryPreserving, MySQLdbHistoryFree)
 README = Path(__file__).parents[3] / 'README.txt'
 FORK = multiprocessing.get_context('fork')
-# What a Packer asks of its adapter.
-STEPS = (
-    'lock_pack', 'begin_snapshot', 'estimated_count', 'revisions', 'save_references', 'last_pack', 'last_marked',
-    'new_pack', 'add_garbage', 'end_marking', 'forget_garbage', 'garbage', 'changes', 'garbage_revisions', 'spare',
-    'lock_votes', 'start_sweep', 'sweep_state', 'garbage_end', 'sweep', 'has_foreign_key', 'transactions_end',
-    'forget_transactions', 'end_sweep', 'poll', 'swept', 'last_tid', 'writes_alone', 'meta', 'has_tid')
 # Messages of a pack that change something.
 CHANGES = re.compile(r'(?m)^(INSERT|UPDATE|DELETE|COMMIT)\b|relstore_(sweep|forget)_\d+')
-
-
-class Ref:
-    """Stands for another object in a record."""
-
-    def __init__(self, oid: bytes):
-        self.oid = oid
-
-
-def record(*oids: bytes, note: object = None) -> bytes:
-    """Return the record of a PersistentMapping that refers to other objects."""
-    file = io.BytesIO()
-    for part in PersistentMapping, {'data': {'links': [Ref(oid) for oid in oids], 'note': note}}:
-        pickler = pickle.Pickler(file, 3)
-        pickler.persistent_id = lambda value: (value.oid, PersistentMapping) if isinstance(value, Ref) else None
-        pickler.dump(part)
-    return file.getvalue()
 
 
 def raw(pid: object, python2: bool = False, class_name: bytes | None = None) -> bytes:
@@ -121,202 +82,8 @@ def timestamp(tid: bytes) -> float:
     return TimeStamp(tid).timeTime()
 
 
-def linked(state: bytes) -> list[bytes]:
-    refs = references(state)
-    return [refs[n:n + 8] for n in range(0, len(refs), 8)]
-
-
 # What a link to something that goes, or has gone, may raise.
 REFUSED = ConflictError, StorageError, POSKeyError
-
-
-class Client:
-    """One connection of a process: it loads and stores records as of its view."""
-
-    def __init__(self, storage: relstore.RelStore):
-        self.view = storage.new_instance()
-        self.begin()
-
-    def begin(self) -> 'Client':
-        self.view.afterCompletion()
-        self.view.poll_invalidations()
-        return self
-
-    def load(self, oid: bytes) -> bytes:
-        return self.view.load(oid)[0]
-
-    def link(self, oid: bytes, *others: bytes, note: object = None) -> bytes:
-        """Commit a change of an object; return the tid."""
-        return self.finish(self.vote((oid, record(*others, note=note))))
-
-    def vote(self, *changes: tuple[bytes, bytes]) -> TransactionMetaData:
-        txn = TransactionMetaData()
-        bases = [self._tid(oid) for oid, _ in changes]
-        self.view.tpc_begin(txn)
-        try:
-            for (oid, state), base in zip(changes, bases, strict=True):
-                self.view.store(oid, base, state, '', txn)
-            self.view.tpc_vote(txn)
-        except BaseException:
-            self.view.tpc_abort(txn)
-            raise
-        return txn
-
-    def finish(self, txn: TransactionMetaData) -> bytes:
-        tid = self.view.tpc_finish(txn)
-        self.view.afterCompletion()
-        return tid
-
-    def _tid(self, oid: bytes) -> bytes:
-        try:
-            return self.view.load(oid)[1]
-        except POSKeyError:
-            return z64
-
-
-def reachable(storage: relstore.RelStore, start: Iterable[bytes] = (z64,)) -> set[bytes]:
-    """Load whatever can be reached; return the oids. POSKeyError where a reference leads nowhere."""
-    client = Client(storage)
-    try:
-        seen, waiting = set(start), list(start)
-        while waiting:
-            new = set(linked(client.load(waiting.pop()))) - seen
-            seen |= new
-            waiting += new
-        return seen
-    finally:
-        client.view.release()
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """holder -> (one -> two): the holder can be reached, and what it once referred to cannot."""
-    holder: bytes
-    one: bytes
-    two: bytes
-
-
-class Suite(TestCase):
-    """self.storage is the packer's process, self.site another."""
-
-    def setUp(self):
-        super().setUp()
-        self.storage, self.site = self.opened(), self.opened(commit_lock_timeout=3)
-        self.packing = self.storage._adapter
-
-    def opened(self, name='main', **options) -> relstore.RelStore:
-        storage = self.open_storage(name, **options)
-        self.addCleanup(storage.close)
-        return storage
-
-    def client(self, storage: relstore.RelStore | None = None) -> Client:
-        client = Client(storage or self.site)
-        self.addCleanup(client.view.release)
-        return client
-
-    def clusters(self, count: int) -> list[Cluster]:
-        """Make clusters, and garbage of what was there before."""
-        new = [Cluster(*(self.site.new_oid() for _ in range(3))) for _ in range(count)]
-        client = Client(self.site)
-        holders = [cluster.holder for cluster in new]
-        client.finish(client.vote((z64, record(*holders)), *((c.holder, record(c.one)) for c in new),
-                                  *((c.one, record(c.two)) for c in new), *((c.two, record()) for c in new)))
-        client.begin()
-        client.finish(client.vote(*((holder, record()) for holder in holders)))
-        client.view.release()
-        return new
-
-    def ends(self, fresh: relstore.RelStore | None = None) -> set[bytes]:
-        """Assert that all that can be reached is there, for a process that begins now; return it."""
-        with closing(self.open_storage()) as fresh:
-            return reachable(fresh)
-
-    def exists(self, oid: bytes) -> bool:
-        row = self.site._pool.attempt(lambda session: self.site._adapter.load_now(session, oid and u64(oid)))
-        return row is not None
-
-    def run_sql(self, sql: str) -> None:
-        self.site._pool.attempt(lambda session: session.run(sql))
-
-    def undo(self, *tids: bytes, keep: bool = True) -> bool:
-        """Undo transactions in one; see that all is there, and undo that again. Return whether it could be done."""
-        view = self.site.new_instance()
-        try:
-            txn = TransactionMetaData()
-            view.tpc_begin(txn)
-            try:
-                for tid in tids:
-                    view.undo(tid, txn)
-            except UndoError:
-                if keep:
-                    raise
-                return False        # a later one changed it
-            view.tpc_vote(txn)
-            undone = view.tpc_finish(txn)
-            self.ends()
-            txn = TransactionMetaData()
-            view.tpc_begin(txn)
-            view.undo(undone, txn)
-            view.tpc_vote(txn)
-            view.tpc_finish(txn)
-            self.ends()
-            return True
-        finally:
-            view.release()
-
-    def pack(self, storage: relstore.RelStore | None = None, pack_time: float | None = None, **options) -> Report:
-        return (storage or self.storage).pack(pack_time, **options)
-
-
-@contextmanager
-def calls(adapter: Adapter, act: Callable[[int, str], None], names: Iterable[str] = STEPS) -> Iterator[None]:
-    """Call act(n, name) before the nth call (from 0) of these methods, except while nobody can vote.
-
-    What act itself calls is not counted.
-    """
-    count, acting, door = itertools.count(), False, None
-    made = []
-
-    def wrap(name: str) -> None:
-        method = getattr(adapter, name)
-
-        def call(*arguments, **options):
-            nonlocal acting, door
-            nobody_votes = door is not None and not door.broken and door.in_transaction
-            if not acting and not nobody_votes:
-                acting = True
-                try:
-                    act(next(count), name)
-                finally:
-                    acting = False
-                if name == 'lock_votes':
-                    door = arguments[0]
-            return method(*arguments, **options)
-        patcher = patch.object(adapter, name, call)
-        patcher.start()
-        made.append(patcher)
-
-    for name in names:
-        wrap(name)
-    try:
-        yield
-    finally:
-        for patcher in made:
-            patcher.stop()
-
-
-def before(adapter: Adapter, name: str, act: Callable[[], None], nth: int = 0):
-    """Call act() before the nth call of a method."""
-    return calls(adapter, lambda n, _: act() if n == nth else None, [name])
-
-
-@contextmanager
-def late(adapter: Adapter, name: str) -> Iterator[None]:
-    """Let what was the present when a pack began be long past when it calls a method."""
-    passed = []
-    with patch.object(pack, 'time', Mock(time=lambda: time.time() + 1000 * len(passed))), \
-            before(adapter, name, lambda: passed.append(name)):
-        yield
 
 
 class Interleaved(Suite):
@@ -2735,81 +2502,6 @@ class Pooled(TestCase):
             storage.pack(None)
         storage.pack(None, dry_run=True)
 
-
-@contextmanager
-def transaction_of(view: relstore.RelStore, tid: bytes | None = None) -> Iterator[TransactionMetaData]:
-    """Commit what is done within; abort it where that raises."""
-    txn = TransactionMetaData()
-    view.tpc_begin(txn, tid)
-    try:
-        yield txn
-        view.tpc_vote(txn)
-        view.tpc_finish(txn)
-    except BaseException:
-        view.tpc_abort(txn)
-        raise
-    finally:
-        view.afterCompletion()
-
-
-class DurableBackend(Backend):
-    """On a server of our own, that may be killed, with its programs."""
-    require: Callable[[TestCase], None]
-    # What copies the database ORIGINAL into the empty one COPY, and the list of that into this; and what is in the
-    # documentation's commands.
-    copying = replacing = program = ''
-
-    def setUp(self):
-        type(self).require(self)
-        self.server, self._databases = self.layer.server, {}
-        super().setUp()
-
-    def arguments(self, name: str) -> str | dict:
-        """Return where a database is that is made when this test first names it."""
-        database = f'{name}_{"hp" if self.keep_history else "hf"}'
-        if name not in self._databases:
-            self._databases[name] = self.server.create_database(database)
-            self.addCleanup(self.server.drop_database, database)
-        return self._databases[name]
-
-
-class DurablePostgreSQLHistoryPreserving(DurableBackend):
-    layer, require = DurableLayer, staticmethod(require_postgresql)
-    copying, program = 'pg_dump --format=custom "$ORIGINAL" | pg_restore --dbname="$COPY"', 'pg_dump'
-    replacing = ('(echo "TRUNCATE relstore_garbage, relstore_pack;"; pg_dump --data-only --table=relstore_garbage '
-                 '--table=relstore_pack "$COPY") | psql --quiet --set=ON_ERROR_STOP=1 "$ORIGINAL"')
-
-    def adapter(self, name='main'):
-        return relstore.PostgreSQL(self.arguments(name))
-
-    def address(self, name: str) -> str:
-        return self.arguments(name)
-
-
-class DurablePostgreSQLHistoryFree(DurablePostgreSQLHistoryPreserving):
-    keep_history = False
-
-
-class DurableMariaDBHistoryPreserving(DurableBackend):
-    layer, require = DurableMariaDBLayer, staticmethod(require_mariadb)
-    copying, program = 'mariadb-dump --single-transaction $ORIGINAL | mariadb $COPY', 'mariadb-dump'
-    replacing = ('(echo "DELETE FROM relstore_pack; DELETE FROM relstore_garbage;"; mariadb-dump --no-create-info '
-                 '$COPY relstore_garbage relstore_pack) | mariadb $ORIGINAL')
-
-    def adapter(self, name='main'):
-        return relstore.MySQL(**self.arguments(name), driver='pymysql')
-
-    def address(self, name: str) -> str:
-        arguments = self.arguments(name)
-        return f'--user=root --socket={arguments["unix_socket"]} {arguments["db"]}'
-
-
-class DurableMariaDBHistoryFree(DurableMariaDBHistoryPreserving):
-    keep_history = False
-
-
-DURABLE = (DurablePostgreSQLHistoryPreserving, DurablePostgreSQLHistoryFree,
-           DurableMariaDBHistoryPreserving, DurableMariaDBHistoryFree)
 
 cases(globals(), Relinked, backends=[backend for backend in BACKENDS if not backend.keep_history])
 cases(globals(), Interleaved, Door, Since, Memory, Deleted, Readers, backends=BACKENDS)

@@ -24,11 +24,14 @@ from ZODB.utils import u64, z64
 import relstore
 from relstore.errors import LockTimeout, Unavailable
 from relstore.packing import pack, sweep
-from relstore.tests.support.backends import THOROUGH, cases
+from relstore.tests.support.backends import THOROUGH, MySQLdbHistoryFree, MySQLdbHistoryPreserving, cases
+from relstore.tests.support.commits import transaction_of
+from relstore.tests.support.crowded import Crowded
+from relstore.tests.support.objects import Client, linked, reachable
+from relstore.tests.support.packing import BACKENDS
+from relstore.tests.support.places import Place, place_of
+from relstore.tests.support.records import record
 from relstore.tests.support.servers import MemcachedServer, memcached_program
-from relstore.tests.test_concurrency import Place, place_of
-from relstore.tests.test_pack import BACKENDS, Client, linked, reachable, record, transaction_of
-from relstore.tests.test_views import MARIADB, Crowded
 
 SECONDS = float(os.environ.get('RELSTORE_PACK_SECONDS', 2))
 SEED = int(os.environ.get('RELSTORE_PACK_SEED') or random.randrange(1 << 32))
@@ -263,5 +266,5 @@ class CrowdedStorm(Crowded, Storm):
 
 
 cases(globals(), Storm, backends=BACKENDS)
-cases(globals(), CrowdedStorm, backends=MARIADB if THOROUGH else ())
+cases(globals(), CrowdedStorm, backends=(MySQLdbHistoryPreserving, MySQLdbHistoryFree) if THOROUGH else ())
 del Storm, CrowdedStorm

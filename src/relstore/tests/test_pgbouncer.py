@@ -26,10 +26,11 @@ from relstore.tests.support.backends import (
     Psycopg3PooledHistoryPreserving,
     cases,
 )
+from relstore.tests.support.commits import commit, voted
+from relstore.tests.support.objects import exists
+from relstore.tests.support.records import state, value_of
 from relstore.tests.support.servers import DurableLayer, PgBouncerServer, require_pgbouncer, require_postgresql
 from relstore.tests.support.watch import Watch
-from relstore.tests.test_faults import commit, exists, state, value_of
-from relstore.tests.test_promises import voted
 
 BACKEND = 'SELECT pg_backend_pid()'
 MODES = [('psycopg2', True), ('psycopg2', False), ('psycopg', True), ('psycopg', False)]

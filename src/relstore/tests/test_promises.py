@@ -30,7 +30,6 @@ from relstore.errors import LockTimeout, Unavailable
 from relstore.oids import OidAllocator
 from relstore.sessions.drivers import DRIVERS
 from relstore.sessions.session import Session
-from relstore.tests import test_protocol as protocol
 from relstore.tests.support import adopted
 from relstore.tests.support.backends import (
     MYSQL,
@@ -40,9 +39,12 @@ from relstore.tests.support.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
-from relstore.tests.support.servers import require_postgresql
+from relstore.tests.support.commits import commit, voted
+from relstore.tests.support.crashing import Crashing
+from relstore.tests.support.faults import Faults
+from relstore.tests.support.objects import exists
+from relstore.tests.support.records import state, value_of
 from relstore.tests.support.watch import Watch
-from relstore.tests.test_faults import Faults, commit, exists, state, value_of
 
 POSTGRESQL = Psycopg2HistoryPreserving, Psycopg2HistoryFree
 SQLITE = SQLiteHistoryPreserving, SQLiteHistoryFree
@@ -442,20 +444,12 @@ class SmallPool(Suite):
             view.release()
 
 
-class Crashes(TestCase):
+class Crashes(Crashing):
     """The server itself is killed."""
-
-    layer = protocol.DurableLayer
-    _on_each, _crash = protocol.Crash._on_each, protocol.Crash._crash
-    _number_is_given_again = protocol.Crash._number_is_given_again
-
-    def setUp(self):
-        require_postgresql(self)
-        self.server = self.layer.server
 
     def _open(self, dsn, driver, mode):
         """Return a storage whose sessions say what a pooler's would: the epoch that was when they began."""
-        storage = protocol.Crash._open(self, dsn, driver, mode)
+        storage = super()._open(dsn, driver, mode)
         connect, epoch = storage._pool._connect, storage._database.epochs.now
 
         def connect_through_pooler():
@@ -478,7 +472,7 @@ class Crashes(TestCase):
         trouble = ServerTrouble(self.server)
         faults = Faults(trouble)
         with (patch.dict(DRIVERS, {driver: faults.driver(DRIVERS[driver])}), ThreadPoolExecutor(1) as threads,
-              closing(protocol.Crash._open(self, dsn, driver, 'hp' if keep_history else 'hf')) as storage):
+              closing(super()._open(dsn, driver, 'hp' if keep_history else 'hf')) as storage):
             oid = storage.new_oid()
             txn = voted(storage, (oid, z64, state(1)))
             faults.arm(kind, 1)
@@ -640,15 +634,6 @@ class Command(TestCase):
                   contextlib.redirect_stderr(io.StringIO()) as printed):
                 self.assertEqual(main.main(['statements', 'sqlite']), 2)
                 self.assertEqual(printed.getvalue(), f'relstore: {error}\n')
-
-
-def voted(storage, *changes) -> TransactionMetaData:
-    txn = TransactionMetaData()
-    storage.tpc_begin(txn)
-    for oid, base, record in changes:
-        storage.store(oid, base, record, '', txn)
-    storage.tpc_vote(txn)
-    return txn
 
 
 def records(storage) -> list[tuple]:

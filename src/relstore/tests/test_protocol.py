@@ -12,7 +12,6 @@ from dataclasses import replace
 from unittest import TestCase
 from unittest.mock import patch
 
-import psycopg2
 from persistent.mapping import PersistentMapping
 from persistent.TimeStamp import TimeStamp
 from psycopg2.extensions import make_dsn
@@ -41,17 +40,13 @@ from relstore.tests.support.backends import (
     Psycopg3HistoryPreserving,
     cases,
 )
-from relstore.tests.support.patience import within
-from relstore.tests.support.servers import (
-    DurableLayer,
-    PostgreSQLServer,
-    kill_and_wait,
-    open_process,
-    postgresql_programs,
-    require_postgresql,
-)
+from relstore.tests.support.commits import commit
+from relstore.tests.support.crashing import Crashing
+from relstore.tests.support.objects import exists
+from relstore.tests.support.proxy import join_all_but
+from relstore.tests.support.records import counter, state, value_of
+from relstore.tests.support.servers import PostgreSQLServer, postgresql_programs, require_postgresql
 from relstore.tests.support.watch import AnyWatch, Watch
-from relstore.tests.test_faults import commit, counter, exists, join_all_but, state, value_of
 
 POSTGRESQL = Psycopg2HistoryPreserving, Psycopg2HistoryFree, Psycopg3HistoryPreserving, Psycopg3HistoryFree
 POSTGRESQL_HP, POSTGRESQL_HF = POSTGRESQL[::2], POSTGRESQL[1::2]
@@ -1116,44 +1111,8 @@ class GroupCommit(TestCase):
         self.assertEqual(self._together('psycopg2', True, group_commit=False), (0, 1))
 
 
-class Crash(TestCase):
+class Crash(Crashing):
     """A backend is killed: the server recovers, and what was unlogged is empty."""
-
-    layer = DurableLayer
-
-    def setUp(self):
-        require_postgresql(self)
-        self.server = self.layer.server
-
-    def _on_each(self, work, drivers=('psycopg2', 'psycopg')):
-        """Call work(storage, another, DSN, history mode) for each driver and mode; wait for the server first."""
-        for driver in drivers:
-            for keep_history in (True, False):
-                mode = 'hp' if keep_history else 'hf'
-                dsn = self.server.create_database(f'{self._testMethodName[-50:]}_{driver}_{mode}')
-                with self.subTest(driver=driver, keep_history=keep_history), ExitStack() as stack:
-                    storages = [stack.enter_context(closing(self._open(dsn, driver, mode))) for _ in range(2)]
-                    work(*storages, dsn, keep_history)
-
-    def _open(self, dsn, driver, mode):
-        return relstore.RelStore(relstore.PostgreSQL(dsn, driver=driver), keep_history=mode == 'hp',
-                                 commit_lock_timeout=10)
-
-    def _crash(self, dsn):
-        """Kill a backend; return when the server has recovered."""
-        with closing(psycopg2.connect(dsn)) as victim:
-            kill_and_wait(open_process(victim.info.backend_pid))
-            with self.assertRaises(psycopg2.Error):
-                victim.cursor().execute('SELECT 1')
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                # The postmaster first ends all others: a connection of the old epoch would not answer for long.
-                with closing(Watch(dsn)) as watch:
-                    watch.one('SELECT 1')
-                    return
-            except psycopg2.OperationalError:
-                self.assertLess(time.monotonic(), deadline, self.server.log_tail())
 
     def test_a_killed_backend_begins_a_new_epoch(self):
         def work(storage, other, dsn, keep_history):
@@ -1223,39 +1182,6 @@ class Crash(TestCase):
 
     def test_the_number_of_our_transaction_is_given_to_another_commit(self):
         self._number_is_given_again(10)
-
-    def _number_is_given_again(self, others: int):
-        """Lose the numbers of so many others and of a voted transaction, use them up, and finish it."""
-        def work(storage, other, dsn, keep_history):
-            mine = storage.new_oid()
-            txn = TransactionMetaData()
-            storage.tpc_begin(txn)
-            storage.store(mine, z64, state(1), '', txn)
-            with ExitStack() as stack:
-                for _ in range(others):
-                    stack.enter_context(closing(Watch(dsn))).rows('BEGIN; SELECT pg_current_xact_id()')
-                storage.tpc_vote(txn)
-                number = storage._txn._ticket[1]
-                self._crash(dsn)
-            with closing(Watch(dsn)) as watch:
-                next_number = 'SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint'
-                self.assertLessEqual(watch.one(next_number), number, 'the number is not given again')
-                view = other.new_instance()
-                view.poll_invalidations()
-                view.afterCompletion()
-                for _ in within('the number is given again'):
-                    commit(view, (view.new_oid(), z64, state(2)))
-                    if watch.one(next_number) > number:
-                        break
-            try:
-                told = storage.tpc_finish(txn)
-            except StorageError as e:
-                told = e
-            storage.tpc_abort(txn)
-            self.assertFalse(exists(other, mine))
-            self.assertIsInstance(told, StorageError, 'success was told for what is not there')
-
-        self._on_each(work, drivers=('psycopg2',))
 
 
 cases(globals(), Locks, backends=MYSQL)

@@ -24,7 +24,7 @@ from relstore.adapters.sqlite import BUSY_TIMEOUT
 from relstore.errors import LockTimeout
 from relstore.tests.support.backends import SQLiteHistoryFree, SQLiteHistoryPreserving, cases
 from relstore.tests.support.patience import until
-from relstore.tests.test_protocol import state
+from relstore.tests.support.records import state
 
 PATIENCE = 60   # seconds
 
@@ -370,7 +370,8 @@ class Writers(TestCase):
         """It keeps its place in the order, and the lock is free: it costs the others a moment, once."""
         program = textwrap.dedent("""\
             import sys, relstore
-            from relstore.tests.test_protocol import commit, state
+            from relstore.tests.support.commits import commit
+            from relstore.tests.support.records import state
             storage = relstore.RelStore(
                 relstore.SQLite(sys.argv[1]), keep_history=sys.argv[2] == 'True', commit_lock_timeout=60)
             oid = storage.new_oid()

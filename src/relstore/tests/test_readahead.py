@@ -1,5 +1,4 @@
 """Read-ahead: what is fetched beside a missed object is likely to be wanted, and always right."""
-import io
 import random
 import unittest
 from collections import defaultdict
@@ -14,7 +13,6 @@ from ZODB.Connection import TransactionMetaData
 from ZODB.POSException import POSKeyError
 from ZODB.tests.MinPO import MinPO
 from ZODB.utils import p64, u64
-from zodbpickle.pickle import Pickler
 
 from relstore.caching.cache import Cache
 from relstore.caching.readahead import (
@@ -33,22 +31,12 @@ from relstore.caching.readahead import (
 )
 from relstore.references import references
 from relstore.tests.support.backends import cases
-
-
-class Reference:
-
-    def __init__(self, oid):
-        self.pid = p64(oid), None
+from relstore.tests.support.records import Reference, pickled
 
 
 def record(*oids, of=OOBucket, text=b''):
     """Return a record of this class that refers to these objects, and holds this text."""
-    file = io.BytesIO()
-    pickler = Pickler(file, 3)
-    pickler.persistent_id = lambda it: it.pid if isinstance(it, Reference) else None
-    pickler.dump((of, None))
-    pickler.dump([text, [Reference(oid) for oid in oids]])
-    return file.getvalue()
+    return pickled((of, None), [text, [Reference((p64(oid), None)) for oid in oids]])
 
 
 class Guesses(unittest.TestCase):

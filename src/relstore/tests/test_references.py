@@ -1,6 +1,5 @@
 """What references() finds, beside what ZODB finds."""
 
-import io
 import pickle
 import struct
 import unittest
@@ -20,6 +19,7 @@ from zodbpickle.pickle import UnpicklingError
 
 from relstore.references import references, unpack
 from relstore.tests.support.plone import unpacked_site
+from relstore.tests.support.records import Reference, pickled
 
 CLASS = b'cproducts\nThing\n'
 EMPTY_STATE = b'\x80\x03}.'
@@ -42,26 +42,8 @@ class WithArguments(Persistent):
         return ('name',)
 
 
-class Reference:
-    """Stands in a test's state for a persistent id of the test's choice."""
-
-    def __init__(self, persistent_id):
-        self.persistent_id = persistent_id
-
-
 def record(state, protocol=3):
-    """Return a record with this state, in which each Reference is pickled as its persistent id."""
-
-    class Pickler(pickle.Pickler):
-        def persistent_id(self, obj):
-            return obj.persistent_id if isinstance(obj, Reference) else None
-
-    file = io.BytesIO()
-    pickler = Pickler(file, protocol)
-    pickler.dump(Plain)
-    pickler.clear_memo()
-    pickler.dump(state)
-    return file.getvalue()
+    return pickled(Plain, state, protocol=protocol)
 
 
 def packed(*oids):

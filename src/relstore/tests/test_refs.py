@@ -24,7 +24,7 @@ from relstore.tests.support.backends import SQLiteHistoryPreserving, cases
 from relstore.tests.support.commands import BACKENDS, Commands, environment
 from relstore.tests.support.layers import Processes
 from relstore.tests.support.patience import within
-from relstore.tests.test_references import Reference, record
+from relstore.tests.support.records import Reference, pickled
 
 
 class Refs(Commands):
@@ -204,7 +204,7 @@ class Killed(SQLiteHistoryPreserving, Refs):
             txn = TransactionMetaData()
             storage.tpc_begin(txn)
             for oid in range(count):
-                storage.store(p64(oid), z64, record([Reference((p64(oid + 1), None))]), '', txn)
+                storage.store(p64(oid), z64, pickled(PersistentMapping, [Reference((p64(oid + 1), None))]), '', txn)
             storage.tpc_vote(txn)
             storage.tpc_finish(txn)
         self.forget()

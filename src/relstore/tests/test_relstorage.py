@@ -3,8 +3,6 @@
 RelStorage runs in a process of its own, with the Python of RELSTORE_TEST_RELSTORAGE or else that of the benchmarks,
 which `make .venv-bench/made` makes.
 """
-import os
-import subprocess
 import time
 from contextlib import closing
 from pathlib import Path
@@ -14,28 +12,11 @@ from unittest.mock import patch
 import relstore
 from relstore.packing import pack
 from relstore.tests.support.backends import Psycopg2HistoryFree, Psycopg2HistoryPreserving, cases
+from relstore.tests.support.objects import reachable
+from relstore.tests.support.programs import PYTHON, Peer
 from relstore.tests.support.servers import cannot_run
-from relstore.tests.test_pack import reachable
-from relstore.tests.test_versions import Client
 
-PROJECT = Path(__file__).resolve().parents[3]
-PROGRAM = Path(__file__).parent / 'support' / 'relstorage_client.py'     # it imports what is not here
-PYTHON = os.environ.get('RELSTORE_TEST_RELSTORAGE') or str(PROJECT / '.venv-bench' / 'bin' / 'python')
 PATIENCE = 60       # seconds
-
-
-class Peer(Client):
-    """A process with RelStorage."""
-
-    def __init__(self):
-        environment = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
-        self._process = subprocess.Popen([PYTHON, PROGRAM], stdin=subprocess.PIPE,
-                                         stdout=subprocess.PIPE, text=True, env=environment)
-
-    def dies(self, what: str, **arguments) -> int:
-        """Tell it something that it does not survive; return its exit status."""
-        self.tell(what, **arguments)
-        return self._process.wait(PATIENCE)
 
 
 class Packed(TestCase):

@@ -7,7 +7,8 @@ from ZODB.utils import z64
 import relstore
 from relstore.errors import ConfigurationError
 from relstore.tests.support.backends import Psycopg2HistoryFree, Psycopg3HistoryPreserving, cases
-from relstore.tests.test_faults import commit, state
+from relstore.tests.support.commits import commit
+from relstore.tests.support.records import state
 
 
 class Renamed(unittest.TestCase):

@@ -39,9 +39,10 @@ from relstore.tests.support.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
+from relstore.tests.support.commits import commit
 from relstore.tests.support.layers import Processes
+from relstore.tests.support.records import state
 from relstore.tests.support.servers import PostgreSQLServer, postgresql_programs, require_postgresql
-from relstore.tests.test_faults import commit, state
 
 NAMES = 'abcdefgh'
 # What RelStorage fills, and empties before: (table, columns).

@@ -25,16 +25,13 @@ from relstore.adapters.rights import PACK, READ, RUN
 from relstore.cli import main
 from relstore.errors import LockTimeout, NotAllowed
 from relstore.tests.support.backends import THOROUGH
+from relstore.tests.support.commits import commit
 from relstore.tests.support.granted import statements
+from relstore.tests.support.own import OwnMariaDBLayer, OwnMySQLLayer, ServerLayer, administrator
+from relstore.tests.support.readme import README
+from relstore.tests.support.records import state
+from relstore.tests.support.refusals import Refusals
 from relstore.tests.support.servers import require_postgresql
-from relstore.tests.test_bad_input import (
-    OwnMariaDBLayer,
-    OwnMySQLLayer,
-    Refusals,
-    ServerLayer,
-    administrator,
-)
-from relstore.tests.test_faults import commit, state
 
 OWNER, USER = 'zodb_owner', 'zope'
 SITE = 'site'
@@ -56,11 +53,10 @@ class Told(unittest.TestCase):
     """What is printed is what README tells."""
 
     def test_readme(self):
-        readme = (Path(__file__).resolve().parents[3] / 'README.txt').read_text()
         for arguments in ['postgresql', '--schema', 'zodb'], ['mysql']:
             with contextlib.redirect_stdout(io.StringIO()) as out:
                 self.assertEqual(main.main(['statements', *arguments, '--grants']), 0)
-            self.assertIn(textwrap.indent(out.getvalue(), '    '), readme)
+            self.assertIn(textwrap.indent(out.getvalue(), '    '), README)
 
     def test_names_that_have_to_be_quoted(self):
         with contextlib.redirect_stdout(io.StringIO()) as out:

@@ -10,7 +10,9 @@ from ZODB.utils import z64
 import relstore
 from relstore.errors import ConfigurationError
 from relstore.tests.support.backends import THOROUGH
+from relstore.tests.support.commits import commit
 from relstore.tests.support.exercise import exercise
+from relstore.tests.support.records import state
 from relstore.tests.support.servers import (
     MariaDBServer,
     MySQLServer,
@@ -23,7 +25,6 @@ from relstore.tests.support.servers import (
     require_mysql,
 )
 from relstore.tests.support.watch import MySQLWatch, Watch
-from relstore.tests.test_faults import commit, state
 
 # Servers of our own, whose settings may be changed. What cannot be set later is set from the beginning.
 SETTINGS = {'log_bin': 'log', 'server_id': 7, 'binlog_format': 'ROW', 'innodb_rollback_on_timeout': 1}
@@ -33,6 +34,7 @@ ChangedMariaDB = SharedServer(
     require_mariadb)
 ChangedMySQL = SharedServer(
     'ChangedMySQL', __name__, lambda: None if mysql_unavailable() else MySQLServer(SETTINGS), require_mysql)
+
 
 # Variables that go together. A server is set those that it has. At first those that sessions of ours set anew,
 BENDING = (

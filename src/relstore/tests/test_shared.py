@@ -8,7 +8,7 @@ from relstore.caching import shared as tier_module
 from relstore.caching.cache import Cache
 from relstore.caching.memcached import Unreachable
 from relstore.caching.shared import Tier
-from relstore.tests.test_cache import LIMIT, LOG_LIMIT, OIDS, World, get
+from relstore.tests.support.world import LIMIT, LOG_LIMIT, OIDS, World, get
 
 # Objects that may have changed since the base.
 TIER_LIMIT = 4

@@ -22,6 +22,7 @@ from relstore.tests.support.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
+from relstore.tests.support.children import in_child
 from relstore.tests.support.layers import Processes
 from relstore.tests.support.patience import until
 from relstore.tests.support.servers import (
@@ -31,7 +32,6 @@ from relstore.tests.support.servers import (
     require_memcached,
     require_postgresql,
 )
-from relstore.tests.test_warmstart import in_child
 
 # What a poll that comes late may take on a busy machine.
 MARGIN = 5.0

@@ -6,7 +6,7 @@ from unittest.mock import patch
 from relstore import spool
 from relstore.references import references
 from relstore.spool import Spool
-from relstore.tests.test_faults import state
+from relstore.tests.support.records import state
 
 
 class TestSpool(TestCase):

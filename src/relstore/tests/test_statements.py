@@ -23,6 +23,7 @@ from relstore.tests.support.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
+from relstore.tests.support.statements import explains, parts
 
 # Those that grow with the site: of both history modes, and of one.
 PRESERVING = ('transaction', 'object_state', 'current_object', 'relstore_refs', 'relstore_garbage')
@@ -270,15 +271,6 @@ def site(objects, keep_history, as_list):
         keep_history=keep_history, epoch='', oid=oid, tid=current(oid), last=current(objects), oids=as_list(mixed),
         tids=as_list(map(current, mixed)), batch=(2, oid, oid + 200),
         arrays=(rows, '{0,3,6}', '{3,3,3}', '{a,b,c}', '{NULL,NULL,NULL}', '{0,0,0}', '{0,0,0}', b'aaabbbccc', b''))
-
-
-def parts(text):
-    """The statements of a text, one by one."""
-    return [part for part in re.split(r';\s*\n', text) if part.strip()]
-
-
-def explains(statement):
-    return statement.split()[0] in ('SELECT', 'INSERT', 'UPDATE', 'DELETE', 'WITH')
 
 
 class Suite(unittest.TestCase):

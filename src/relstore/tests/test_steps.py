@@ -24,7 +24,8 @@ from relstore.tests.support.backends import (
     Psycopg3HistoryPreserving,
     cases,
 )
-from relstore.tests.test_faults import commit, state
+from relstore.tests.support.commits import commit
+from relstore.tests.support.records import state
 
 FIRST, COUNT = 100_000, 240
 

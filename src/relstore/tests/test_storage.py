@@ -31,10 +31,7 @@ from ZODB.POSException import (
     ReadOnlyHistoryError,
     UndoError,
 )
-from ZODB.tests.ConflictResolution import PCounter
-from ZODB.tests.hexstorage import HexStorage
 from ZODB.tests.MinPO import MinPO
-from ZODB.tests.StorageTestBase import zodb_pickle
 from ZODB.utils import maxtid, oid_repr, p64, u64, z64
 
 import relstore
@@ -51,18 +48,11 @@ from relstore.tests.support.backends import (
     SQLiteBackend,
     cases,
 )
+from relstore.tests.support.commits import perform
+from relstore.tests.support.hexadecimal import MVCCHexStorage
+from relstore.tests.support.records import counter, state
 
 FIRST_TID = u64(TimeStamp(2020, 2, 29, 23, 59, 59.5).raw())
-
-
-def minimal(number):
-    return zodb_pickle(MinPO(number))
-
-
-def counter(number):
-    state = PCounter()
-    state.inc(number)
-    return zodb_pickle(state)
 
 
 class Suite(unittest.TestCase):
@@ -79,8 +69,8 @@ class Suite(unittest.TestCase):
 
     def commit(self, *changes, storage=None, user='anna', description='', extension=None, tid=None):
         """Run changes(transaction) in one transaction; return its tid."""
-        return commit(self.storage if storage is None else storage, *changes, user=user, description=description,
-                      extension=extension, tid=tid)
+        return perform(self.storage if storage is None else storage, *changes, user=user, description=description,
+                       extension=extension, tid=tid)
 
     def store(self, oid, state, base=z64, **options):
         """Commit one state; return its tid."""
@@ -91,19 +81,6 @@ class Suite(unittest.TestCase):
         db = ZODB.DB(self.storage if storage is None else storage, **options)
         self.addCleanup(db.close)
         return db
-
-
-def commit(storage, *changes, user='anna', description='', extension=None, tid=None):
-    txn = TransactionMetaData(user, description, extension)
-    storage.tpc_begin(txn, tid)
-    try:
-        for change in changes:
-            change(txn)
-        storage.tpc_vote(txn)
-        return storage.tpc_finish(txn)
-    except BaseException:
-        storage.tpc_abort(txn)
-        raise
 
 
 # Compared with FileStorage
@@ -134,7 +111,7 @@ class Script:
         if what == 'store':
             # Half of the objects are counters, which resolve conflicts.
             oids = chance.sample(self.oids, chance.randint(1, 4))
-            how = [(oid, (counter if u64(oid) % 2 else minimal)(chance.randrange(4))) for oid in oids]
+            how = [(oid, (counter if u64(oid) % 2 else state)(chance.randrange(4))) for oid in oids]
         elif what == 'undo':
             how = [chance.choice([0, 0, 0, 1, 2, 5])]
         elif what == 'undo many':
@@ -160,7 +137,7 @@ class Script:
                 for index in how:
                     if index < len(log):
                         storage.undo(log[index]['id'], txn)
-        return commit(storage, change, user=user, description=description, extension=extension, tid=tid)
+        return perform(storage, change, user=user, description=description, extension=extension, tid=tid)
 
     @staticmethod
     def current(storage, oid):
@@ -306,73 +283,73 @@ class Undo(Suite):
 
     def test_several_undos_of_one_object_in_one_transaction(self):
         one, other = p64(1), p64(2)
-        tid = self.store(one, minimal(1))
-        tid = self.store(one, minimal(2), tid)
-        self.store(other, minimal(7))
-        self.store(one, minimal(3), tid)
+        tid = self.store(one, state(1))
+        tid = self.store(one, state(2), tid)
+        self.store(other, state(7))
+        self.store(one, state(3), tid)
         self.assertEqual(self.undo(0, 2), [one, one])
-        self.assertEqual((self.state(one), self.state(other)), (minimal(1), minimal(7)))
+        self.assertEqual((self.state(one), self.state(other)), (state(1), state(7)))
         self.undo(0)
-        self.assertEqual(self.state(one), minimal(3))
+        self.assertEqual(self.state(one), state(3))
 
     def test_undos_in_the_wrong_order(self):
         """The older one alone cannot be undone, whatever comes after it."""
-        tid = self.store(p64(1), minimal(1))
-        tid = self.store(p64(1), minimal(2), tid)
-        self.store(p64(1), minimal(3), tid)
+        tid = self.store(p64(1), state(1))
+        tid = self.store(p64(1), state(2), tid)
+        self.store(p64(1), state(3), tid)
         with self.assertRaises(UndoError):
             self.undo(1, 0)
-        self.assertEqual(self.state(p64(1)), minimal(3))
+        self.assertEqual(self.state(p64(1)), state(3))
 
     def test_undo_and_store_in_one_transaction(self):
-        tid = self.store(p64(1), minimal(1))
-        self.store(p64(1), minimal(2), tid)
+        tid = self.store(p64(1), state(1))
+        self.store(p64(1), state(2), tid)
         id = self.storage.undoLog(0, 1)[0]['id']
         self.commit(lambda txn: self.storage.undo(id, txn),
-                    lambda txn: self.storage.store(p64(2), z64, minimal(9), '', txn))
-        self.assertEqual((self.state(p64(1)), self.state(p64(2))), (minimal(1), minimal(9)))
+                    lambda txn: self.storage.store(p64(2), z64, state(9), '', txn))
+        self.assertEqual((self.state(p64(1)), self.state(p64(2))), (state(1), state(9)))
 
     def test_creation(self):
-        self.store(p64(1), minimal(1))
+        self.store(p64(1), state(1))
         self.assertEqual(self.undo(0), [p64(1)])
         self.assertIs(self.state(p64(1)), POSKeyError)
         self.assertEqual(len(self.storage.history(p64(1), 9)), 2)
         self.undo(0)
-        self.assertEqual(self.state(p64(1)), minimal(1))
+        self.assertEqual(self.state(p64(1)), state(1))
         self.undo(0)
         self.assertIs(self.state(p64(1)), POSKeyError)
 
     def test_creation_that_was_changed_since(self):
-        tid = self.store(p64(1), minimal(1))
-        self.store(p64(1), minimal(2), tid)
+        tid = self.store(p64(1), state(1))
+        self.store(p64(1), state(2), tid)
         with self.assertRaises(UndoError):
             self.undo(1)
         self.undo(0, 1)
         self.assertIs(self.state(p64(1)), POSKeyError)
 
     def test_deletion(self):
-        tid = self.store(p64(1), minimal(1))
+        tid = self.store(p64(1), state(1))
         self.commit(lambda txn: self.storage.deleteObject(p64(1), tid, txn))
         self.assertIs(self.state(p64(1)), POSKeyError)
         self.undo(0)
-        self.assertEqual(self.state(p64(1)), minimal(1))
+        self.assertEqual(self.state(p64(1)), state(1))
 
     def test_change_before_a_deletion(self):
-        tid = self.store(p64(1), minimal(1))
-        tid = self.store(p64(1), minimal(2), tid)
+        tid = self.store(p64(1), state(1))
+        tid = self.store(p64(1), state(2), tid)
         self.commit(lambda txn: self.storage.deleteObject(p64(1), tid, txn))
         with self.assertRaises(UndoError):
             self.undo(1)
         self.undo(0, 1)
-        self.assertEqual(self.state(p64(1)), minimal(1))
+        self.assertEqual(self.state(p64(1)), state(1))
 
     def test_deletion_after_which_it_was_created_again(self):
-        tid = self.store(p64(1), minimal(1))
+        tid = self.store(p64(1), state(1))
         tid = self.commit(lambda txn: self.storage.deleteObject(p64(1), tid, txn))
-        self.store(p64(1), minimal(2), tid)
+        self.store(p64(1), state(2), tid)
         with self.assertRaises(UndoError):
             self.undo(1)
-        self.assertEqual(self.state(p64(1)), minimal(2))
+        self.assertEqual(self.state(p64(1)), state(2))
 
     def test_by_conflict_resolution(self):
         """Undoing +2 keeps the +4 that came after it, and can itself be undone."""
@@ -388,42 +365,42 @@ class Undo(Suite):
         self.assertEqual(self.state(oid), counter(5))
 
     def test_error_names_the_object(self):
-        tid = self.store(p64(0x123), minimal(1))
-        tid = self.store(p64(0x123), minimal(2), tid)
-        self.store(p64(0x123), minimal(3), tid)
+        tid = self.store(p64(0x123), state(1))
+        tid = self.store(p64(0x123), state(2), tid)
+        self.store(p64(0x123), state(3), tid)
         with self.assertRaisesRegex(UndoError, oid_repr(p64(0x123))):
             self.undo(1)
 
     def test_nothing_of_a_transaction_that_cannot_be_undone_as_a_whole(self):
         one, other = p64(1), p64(2)
-        self.commit(*[lambda txn, oid=oid: self.storage.store(oid, z64, minimal(1), '', txn) for oid in (one, other)])
+        self.commit(*[lambda txn, oid=oid: self.storage.store(oid, z64, state(1), '', txn) for oid in (one, other)])
         tid = self.storage.lastTransaction()
-        self.commit(*[lambda txn, oid=oid: self.storage.store(oid, tid, minimal(2), '', txn) for oid in (one, other)])
-        self.store(other, minimal(3), self.storage.lastTransaction())
+        self.commit(*[lambda txn, oid=oid: self.storage.store(oid, tid, state(2), '', txn) for oid in (one, other)])
+        self.store(other, state(3), self.storage.lastTransaction())
         with self.assertRaises(UndoError):
             self.undo(1)
-        self.assertEqual((self.state(one), self.state(other)), (minimal(2), minimal(3)))
+        self.assertEqual((self.state(one), self.state(other)), (state(2), state(3)))
 
     def test_transaction_that_is_none(self):
-        self.store(p64(1), minimal(1))
+        self.store(p64(1), state(1))
         for id in z64, p64(u64(self.storage.lastTransaction()) - 1), maxtid:
             with self.assertRaises(UndoError):
                 self.commit(lambda txn, id=id: self.storage.undo(id, txn))
 
     def test_changed_while_the_undo_is_under_way(self):
-        tid = self.store(p64(1), minimal(1))
-        tid = self.store(p64(1), minimal(2), tid)
+        tid = self.store(p64(1), state(1))
+        tid = self.store(p64(1), state(2), tid)
         id = self.storage.undoLog(0, 1)[0]['id']
         with closing_view(self.storage) as other, self.assertRaises(ConflictError):
             self.commit(lambda txn: self.storage.undo(id, txn),
-                        lambda txn: self.store(p64(1), minimal(3), tid, storage=other))
-        self.assertEqual(self.state(p64(1)), minimal(3))
+                        lambda txn: self.store(p64(1), state(3), tid, storage=other))
+        self.assertEqual(self.state(p64(1)), state(3))
 
     def test_more_transactions_than_a_page(self):
         with mock.patch('relstore.history.PAGE', 7):
             tid = z64
             for n in range(30):
-                tid = self.store(p64(1), minimal(n), tid, user='bo' if n % 10 == 3 else 'anna')
+                tid = self.store(p64(1), state(n), tid, user='bo' if n % 10 == 3 else 'anna')
             entries = self.storage.undoInfo(0, -20, {'user_name': b'bo'})
             self.assertEqual([entry['user_name'] for entry in entries], [b'bo'] * 3)
             self.assertEqual(self.storage.undoInfo(1, 2, {'user_name': b'bo'}), entries[1:2])
@@ -433,7 +410,7 @@ class Undo(Suite):
         damaged = b'\x80\x03cno.such.module\nThing\n.'
         txn = TransactionMetaData('anna', 'damaged', damaged)
         self.storage.tpc_begin(txn)
-        self.storage.store(p64(1), z64, minimal(1), '', txn)
+        self.storage.store(p64(1), z64, state(1), '', txn)
         self.storage.tpc_vote(txn)
         self.storage.tpc_finish(txn)
         [entry] = self.storage.undoLog()
@@ -493,7 +470,7 @@ class Historical(Suite):
 class Edges(Suite):
 
     def test_objects_that_never_were(self):
-        self.store(p64(1), minimal(1))
+        self.store(p64(1), state(1))
         for method, arguments in [('load', ()), ('getTid', ()), ('loadBefore', (maxtid,)), ('loadSerial', (z64,)),
                                   ('history', ())]:
             with self.subTest(method), self.assertRaises(POSKeyError):
@@ -504,11 +481,11 @@ class Edges(Suite):
         states = [
             b'', b'\0', b"'%s' {} ? \\x00 $1", bytes(range(256)), random.Random(1).randbytes(70_000), '✓'.encode()]
         oids = [p64(n + 1) for n in range(len(states))]
-        self.commit(*[lambda txn, oid=oid, state=state: self.storage.store(oid, z64, state, '', txn)
-                      for oid, state in zip(oids, states, strict=True)])
+        self.commit(*[lambda txn, oid=oid, data=data: self.storage.store(oid, z64, data, '', txn)
+                      for oid, data in zip(oids, states, strict=True)])
         fresh = self.opened_again()
-        for oid, state in zip(oids, states, strict=True):
-            self.assertEqual(fresh.load(oid)[0], state)
+        for oid, data in zip(oids, states, strict=True):
+            self.assertEqual(fresh.load(oid)[0], data)
         [txn] = fresh.iterator()
         self.assertEqual([record.data for record in txn], states)
 
@@ -518,7 +495,7 @@ class Edges(Suite):
         return storage
 
     def test_metadata_of_any_kind(self):
-        tid = self.store(p64(1), minimal(1), user="O'Neill ✓\\ %s", description='{} "?"\n\t',
+        tid = self.store(p64(1), state(1), user="O'Neill ✓\\ %s", description='{} "?"\n\t',
                          extension={'ключ': [None]})
         fresh = self.opened_again()
         [txn] = fresh.iterator()
@@ -528,19 +505,19 @@ class Edges(Suite):
                              ("O'Neill ✓\\ %s", '{} "?"\n\t', {'ключ': [None]}))
 
     def test_close_and_open(self):
-        tid = self.store(p64(1), minimal(1))
+        tid = self.store(p64(1), state(1))
         oid = self.storage.new_oid()
         self.storage.close()
         with self.assertRaises(Unavailable):
             self.storage.load(p64(1))
         storage = self.opened_again()
-        self.assertEqual(storage.load(p64(1)), (minimal(1), tid))
+        self.assertEqual(storage.load(p64(1)), (state(1), tid))
         self.assertEqual(storage.lastTransaction(), tid)
         self.assertGreater(storage.new_oid(), oid)
 
     def test_oids_that_were_not_issued_here(self):
         """An object that came with its oid, by an import say, is never met by a new one."""
-        self.store(p64(1000), minimal(1))
+        self.store(p64(1000), state(1))
         issued = {u64(self.storage.new_oid()) for _ in range(1200)}
         self.assertNotIn(1000, issued)
         other = self.opened_again()
@@ -549,13 +526,13 @@ class Edges(Suite):
     def test_record_iternext_over_all(self):
         tids = {}
         for n in 0, 1, 5, 7, 3000:
-            tids[p64(n)] = self.store(p64(n), minimal(n))
+            tids[p64(n)] = self.store(p64(n), state(n))
         self.commit(lambda txn: self.storage.deleteObject(p64(5), tids.pop(p64(5)), txn))
         oid, found = None, {}
         while True:
-            current, tid, state, oid = self.storage.record_iternext(oid)
+            current, tid, data, oid = self.storage.record_iternext(oid)
             found[current] = tid
-            self.assertEqual(state, minimal(u64(current)))
+            self.assertEqual(data, state(u64(current)))
             if oid is None:
                 break
         self.assertEqual(found, tids)
@@ -571,7 +548,7 @@ class Edges(Suite):
         self.assertGreater(self.storage.getSize(), 1_500_000)       # MySQL's tables do not shrink when they are emptied
 
     def test_history_of_no_size(self):
-        self.store(p64(1), minimal(1))
+        self.store(p64(1), state(1))
         self.assertEqual(self.storage.history(p64(1), 0), [])
         self.assertEqual(self.storage.history(p64(99), 0), [])
         self.assertEqual(len(self.storage.history(p64(1), 2 ** 80)), 1)
@@ -595,12 +572,12 @@ class Edges(Suite):
         with self.assertRaises(POSKeyError):
             view.load(z64)
         view.release()
-        tid = self.store(z64, minimal(1))
-        self.assertEqual(self.storage.load(z64), (minimal(1), tid))
+        tid = self.store(z64, state(1))
+        self.assertEqual(self.storage.load(z64), (state(1), tid))
         self.assertEqual(self.storage.new_oid(), p64(1))
 
     def test_read_only(self):
-        tid = self.store(p64(1), minimal(1))
+        tid = self.store(p64(1), state(1))
         storage = self.opened(read_only=True)
         self.assertTrue(storage.isReadOnly())
         txn = TransactionMetaData()
@@ -610,7 +587,7 @@ class Edges(Suite):
                 ('checkCurrentSerialInTransaction', p64(1), tid, txn), ('tpc_finish', txn), ('zap_all',)]:
             with self.subTest(method), self.assertRaises(ReadOnlyError):
                 getattr(storage, method)(*arguments)
-        self.assertEqual(storage.load(p64(1)), (minimal(1), tid))
+        self.assertEqual(storage.load(p64(1)), (state(1), tid))
         self.assertEqual([txn.tid for txn in storage.iterator()], [tid])
 
     def test_read_only_sees_what_others_write(self):
@@ -630,7 +607,7 @@ class Edges(Suite):
 
         class Txn(TransactionRecord):
             def __iter__(self):
-                yield mock.Mock(oid=p64(int(self.description)), data=minimal(1), data_txn=None)
+                yield mock.Mock(oid=p64(int(self.description)), data=state(1), data_txn=None)
 
         with self.assertLogs('relstore', 'WARNING') as logs:
             self.storage.copyTransactionsFrom(Source())
@@ -681,10 +658,10 @@ class LargeOids(Suite):
 
     def test_is_stored_and_new_oids_are_larger(self):
         for oid in p64(2 ** 32), p64(2 ** 40), p64(2 ** 62):
-            tid = self.store(oid, minimal(1))
-            self.assertEqual(self.storage.load(oid), (minimal(1), tid))
-            self.assertEqual(self.storage.loadBefore(oid, maxtid), (minimal(1), tid, None))
-            self.assertEqual(self.storage.loadBefore(oid, b'\xff' * 8), (minimal(1), tid, None))
+            tid = self.store(oid, state(1))
+            self.assertEqual(self.storage.load(oid), (state(1), tid))
+            self.assertEqual(self.storage.loadBefore(oid, maxtid), (state(1), tid, None))
+            self.assertEqual(self.storage.loadBefore(oid, b'\xff' * 8), (state(1), tid, None))
             self.assertIsNone(self.storage.loadBefore(oid, tid))
             self.assertEqual([txn.tid for txn in self.storage.iterator(tid, b'\xff' * 8)], [tid])
             again = relstore.RelStore(self.storage._adapter, keep_history=self.keep_history)
@@ -697,7 +674,7 @@ class Prefetch(Suite):
     def setUp(self):
         super().setUp()
         self.oids = [p64(n) for n in range(40)]
-        self.commit(*[lambda txn, oid=oid: self.storage.store(oid, z64, minimal(u64(oid)), '', txn)
+        self.commit(*[lambda txn, oid=oid: self.storage.store(oid, z64, state(u64(oid)), '', txn)
                       for oid in self.oids])
         self.storage = self.opened()        # with a cache that is empty
         self.view = self.storage.new_instance()
@@ -727,7 +704,7 @@ class Prefetch(Suite):
             self.view.prefetch([*self.oids, p64(99)])
             self.assertEqual(len(self.statements(sent)), 1, sent)
             for oid in self.oids:
-                self.assertEqual(self.view.load(oid)[0], minimal(u64(oid)))
+                self.assertEqual(self.view.load(oid)[0], state(u64(oid)))
             self.assertEqual(len(self.statements(sent)), 1, sent)
             self.view.prefetch(self.oids)
             self.view.prefetch([])
@@ -739,7 +716,7 @@ class Prefetch(Suite):
         tid = self.store(p64(3), b'newer', self.storage.getTid(p64(3)), storage=other)
         self.view.prefetch(self.oids)
         if self.keep_history:
-            self.assertEqual(self.view.load(p64(3))[0], minimal(3))
+            self.assertEqual(self.view.load(p64(3))[0], state(3))
         self.view.poll_invalidations()
         self.view.prefetch(self.oids)
         self.assertEqual(self.view.load(p64(3)), (b'newer', tid))
@@ -751,28 +728,12 @@ class Prefetch(Suite):
         self.view.prefetch(self.oids)
         with self.assertRaises(POSKeyError):
             self.view.load(p64(3))
-        self.assertEqual(self.view.load(p64(4))[0], minimal(4))
+        self.assertEqual(self.view.load(p64(4))[0], state(4))
 
     def test_from_a_connection(self):
         db = self.database(storage=self.storage)
         with db.transaction() as connection:
             connection.prefetch(self.oids)
-
-
-class MVCCHexStorage(HexStorage):
-    """ZODB's, for storages whose instances have a view."""
-
-    def new_instance(self):
-        return type(self)(self.base.new_instance())
-
-    def load(self, oid, version=''):
-        data, tid = self.base.load(oid)
-        return self.unhex(data), tid
-
-    @staticmethod
-    def unhex(data):
-        assert data.startswith(b'.h')
-        return bytes.fromhex(data[2:].decode('ascii'))
 
 
 class Wrapped(Suite):
@@ -938,12 +899,12 @@ class Bounds(Suite):
 
     def test_every_way_out_gives_the_session_back(self):
         storage = self.opened(pool_size=2, pool_timeout=0.05)
-        tid = self.store(p64(1), minimal(1), storage=storage)
+        tid = self.store(p64(1), state(1), storage=storage)
         stale = p64(u64(tid) - 1)
         for name, error, change in [
-                ('conflict', ConflictError, lambda txn: storage.store(p64(1), stale, minimal(2), '', txn)),
+                ('conflict', ConflictError, lambda txn: storage.store(p64(1), stale, state(2), '', txn)),
                 ('creation of what is there', ConflictError,
-                 lambda txn: storage.store(p64(1), z64, minimal(2), '', txn)),
+                 lambda txn: storage.store(p64(1), z64, state(2), '', txn)),
                 ('outdated read', ReadConflictError,
                  lambda txn: storage.checkCurrentSerialInTransaction(p64(1), stale, txn)),
                 ('deletion of what changed', ConflictError, lambda txn: storage.deleteObject(p64(1), stale, txn)),
@@ -965,14 +926,14 @@ class Bounds(Suite):
         storage = self.opened(pool_size=2, pool_timeout=0.05)
         txn = TransactionMetaData()
         storage.tpc_begin(txn)
-        storage.store(p64(1), z64, minimal(1), '', txn)
+        storage.store(p64(1), z64, state(1), '', txn)
         storage.tpc_vote(txn)
         with self.assertRaises(ZeroDivisionError):
             storage.tpc_finish(txn, lambda tid: 1 / 0)
         storage.tpc_abort(txn)
         self.assertEqual(storage._pool.lent, 0)
-        self.assertEqual(storage.load(p64(1))[0], minimal(1))
-        self.store(p64(2), minimal(2), storage=storage)
+        self.assertEqual(storage.load(p64(1))[0], state(1))
+        self.store(p64(2), state(2), storage=storage)
 
     def test_abandoned_transactions_give_the_session_back(self):
         storage = self.opened(pool_size=2, pool_timeout=0.05)
@@ -981,7 +942,7 @@ class Bounds(Suite):
             view.poll_invalidations()
             txn = TransactionMetaData()
             view.tpc_begin(txn)
-            view.store(view.new_oid(), z64, minimal(1), '', txn)
+            view.store(view.new_oid(), z64, state(1), '', txn)
             view.tpc_vote(txn)
             view.release()
         self.assertEqual(storage._pool.lent, 0)
@@ -1016,53 +977,53 @@ class Bounds(Suite):
         storage = self.opened(poll_limit=10)
         with closing_view(storage) as view, closing_view(storage) as writer:
             view.poll_invalidations()
-            tid = self.store(p64(1), minimal(1), storage=writer)
+            tid = self.store(p64(1), state(1), storage=writer)
             self.assertEqual(view.poll_invalidations(), [p64(1)])
-            self.commit(*[lambda txn, n=n: writer.store(p64(n), z64, minimal(n), '', txn) for n in range(2, 14)],
+            self.commit(*[lambda txn, n=n: writer.store(p64(n), z64, state(n), '', txn) for n in range(2, 14)],
                         storage=writer)
             self.assertIsNone(view.poll_invalidations())
-            self.assertEqual(view.load(p64(1)), (minimal(1), tid))
+            self.assertEqual(view.load(p64(1)), (state(1), tid))
 
     def test_all_sorts_of_rows_in_one_transaction(self):
         """Undone, changed, deleted and new: some have no state, and some have that of another transaction."""
         storage, other = self.opened(), self.opened()
         with closing_view(storage) as view, closing_view(other) as writer:
             undone, changed, deleted, new = (p64(n) for n in range(1, 5))
-            first = self.commit(*[lambda txn, oid=oid: writer.store(oid, z64, minimal(0), '', txn)
+            first = self.commit(*[lambda txn, oid=oid: writer.store(oid, z64, state(0), '', txn)
                                   for oid in (undone, changed, deleted)], storage=writer)
-            second = self.store(undone, minimal(1), first, storage=writer)
+            second = self.store(undone, state(1), first, storage=writer)
             view.poll_invalidations()
             for oid in undone, changed, deleted:
                 view.load(oid)
-            changes = [lambda txn: writer.store(changed, first, minimal(2), '', txn),
+            changes = [lambda txn: writer.store(changed, first, state(2), '', txn),
                        lambda txn: writer.deleteObject(deleted, first, txn),
-                       lambda txn: writer.store(new, z64, minimal(3), '', txn)]
+                       lambda txn: writer.store(new, z64, state(3), '', txn)]
             if self.keep_history:
                 changes.append(lambda txn: writer.undo(writer.undoInfo(0, -1)[0]['id'], txn))
             tid = self.commit(*changes, storage=writer)
             self.assertEqual(set(view.poll_invalidations()),
                              {undone, changed, deleted, new} if self.keep_history else {changed, deleted, new})
-            self.assertEqual(view.load(undone), (minimal(0), tid) if self.keep_history else (minimal(1), second))
-            self.assertEqual([view.load(oid) for oid in (changed, new)], [(minimal(2), tid), (minimal(3), tid)])
+            self.assertEqual(view.load(undone), (state(0), tid) if self.keep_history else (state(1), second))
+            self.assertEqual([view.load(oid) for oid in (changed, new)], [(state(2), tid), (state(3), tid)])
             with self.assertRaises(POSKeyError):
                 view.load(deleted)
             self.assertEqual([(record.oid, record.data, record.data_txn) for record in list(storage.iterator())[-1]],
-                             [(undone, minimal(0), first)] * self.keep_history
-                             + [(changed, minimal(2), None), (deleted, None, None), (new, minimal(3), None)])
-            self.store(new, minimal(4), tid, storage=writer)    # what is current is known
+                             [(undone, state(0), first)] * self.keep_history
+                             + [(changed, state(2), None), (deleted, None, None), (new, state(3), None)])
+            self.store(new, state(4), tid, storage=writer)    # what is current is known
             with self.assertRaises(ConflictError):
-                self.store(changed, minimal(4), first, storage=writer)
+                self.store(changed, state(4), first, storage=writer)
 
     def test_an_object_that_changed_several_times(self):
         storage, other = self.opened(), self.opened()
         with closing_view(storage) as view, closing_view(other) as writer:
-            tid = self.store(p64(1), minimal(0), storage=writer)
-            self.store(p64(2), minimal(0), storage=writer)
+            tid = self.store(p64(1), state(0), storage=writer)
+            self.store(p64(2), state(0), storage=writer)
             view.poll_invalidations()
             for n in range(3):
-                tid = self.store(p64(1), minimal(n), tid, storage=writer)
+                tid = self.store(p64(1), state(n), tid, storage=writer)
             self.assertEqual(view.poll_invalidations(), [p64(1)])
-            self.assertEqual(view.load(p64(1)), (minimal(2), tid))
+            self.assertEqual(view.load(p64(1)), (state(2), tid))
             self.assertEqual(view.poll_invalidations(), [])
             self.assertEqual(storage._cache.stats()['log'], 2)
 

@@ -23,7 +23,7 @@ from relstore.tests.support.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
-from relstore.tests.test_concurrency import Place, place_of
+from relstore.tests.support.places import Place, place_of
 
 PROCESSES, OBJECTS = 16, 50
 SECONDS = 60 if THOROUGH else 2.5

@@ -4,13 +4,9 @@ The version before is taken from the project's own history.
 """
 import io
 import itertools
-import json
-import os
 import pickle
-import select
 import shutil
 import subprocess
-import sys
 import tarfile
 import tempfile
 import time
@@ -25,7 +21,6 @@ from ZODB.utils import u64, z64
 
 import relstore
 from relstore.errors import ConfigurationError
-from relstore.tests.support import version_client
 from relstore.tests.support.backends import (
     MySQLBackend,
     MySQLdbHistoryPreserving,
@@ -35,62 +30,20 @@ from relstore.tests.support.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
+from relstore.tests.support.places import Place
+from relstore.tests.support.programs import SOURCE, Program
 from relstore.tests.support.servers import cannot_run
-from relstore.tests.test_concurrency import Place
 
 BEFORE = 'e6dc6ac'      # the last with relstore_vote_1 and relstore_finish_1 on PostgreSQL
-SOURCE = Path(relstore.__file__).resolve().parents[1]
 SHARED, MANY = 10, 2000
 SECONDS = 0.5
-PATIENCE = 120
-
-
-class Client:
-    """A process with the relstore that is in `source`."""
-
-    def __init__(self, source: Path):
-        others = [path for path in sys.path if path and Path(path).resolve() != SOURCE]
-        self._process = subprocess.Popen(
-            [sys.executable, '-c', f'import runpy; runpy.run_path({version_client.__file__!r}, run_name="__main__")'],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env=os.environ | {'PYTHONPATH': os.pathsep.join([str(source), *others])})
-
-    def tell(self, what: str, **arguments) -> None:
-        print(json.dumps([what, arguments]), file=self._process.stdin, flush=True)
-
-    def answer(self):
-        """Return what it answers to the last that it was told."""
-        if not select.select([self._process.stdout], [], [], PATIENCE)[0]:
-            raise TimeoutError(f'no answer within {PATIENCE} s')
-        answer = json.loads(self._process.stdout.readline())
-        if 'error' in answer:
-            raise AssertionError(answer['error'])
-        return answer['answer']
-
-    @property
-    def has_answered(self) -> bool:
-        return bool(select.select([self._process.stdout], [], [], 0)[0])
-
-    def ask(self, what: str, **arguments):
-        self.tell(what, **arguments)
-        return self.answer()
-
-    def end(self) -> None:
-        self._process.stdin.close()
-        try:
-            self._process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            raise
-        finally:
-            self._process.stdout.close()
 
 
 class SideBySide(TestCase):
 
     def setUp(self):
         super().setUp()
-        self.before, self.now = (Client(source) for source in (self._source_before(), SOURCE))
+        self.before, self.now = (Program(source) for source in (self._source_before(), SOURCE))
         for client, source in (self.before, self._before), (self.now, SOURCE):
             self.addCleanup(client.end)
             self.assertTrue(Path(client.ask('where')).is_relative_to(source))
@@ -134,7 +87,7 @@ class SideBySide(TestCase):
         self.before.ask('create', shared=SHARED, many=MANY)
         with self.assertRaisesRegex(ConfigurationError, 'lacks .*relstore_sweep.*create-schema is false'):
             relstore.RelStore(_adapter(place), keep_history=place.keep_history, create_schema=False)
-        other = Client(SOURCE)
+        other = Program(SOURCE)
         self.addCleanup(other.end)
         for client in self.now, other:
             client.tell('open', **where)
@@ -154,7 +107,7 @@ class SideBySide(TestCase):
         self.assertEqual(other.ask('read'), 'after')
         other.ask('close')
 
-    def _used_by_both(self, place: Place, *clients: Client):
+    def _used_by_both(self, place: Place, *clients: Program):
         for client in clients:
             client.ask('open', adapter=place.adapter, arguments=place.arguments, keep_history=place.keep_history)
             if client is clients[0]:

@@ -27,36 +27,17 @@ from relstore.tests.support.backends import (
     Psycopg2HistoryPreserving,
     cases,
 )
-from relstore.tests.test_concurrency import Place, place_of
-from relstore.tests.test_pack import Client, record
+from relstore.tests.support.crowded import Crowded
+from relstore.tests.support.objects import Client
+from relstore.tests.support.places import Place, place_of
+from relstore.tests.support.records import record
 
 SECONDS = float(os.environ.get('RELSTORE_VIEWS_SECONDS', 2))
-PREPARED = 4000
 WRITERS, PATIENCE = 4, 60
 ENOUGH = 20         # answers, and transactions in them, without which little is shown
 
 FORKED = multiprocessing.get_context('forkserver')
 FORKED.set_forkserver_preload([__name__])
-
-
-class Crowded:
-    """Mixed into a test: many transactions are prepared and left, while it runs."""
-
-    def setUp(self):
-        super().setUp()
-        self._watch = self.new_watch()
-        self.addCleanup(self._watch.close)
-        self._watch.rows('CREATE TABLE IF NOT EXISTS test_prepared (n INT NOT NULL PRIMARY KEY) ENGINE=InnoDB')
-        self.addCleanup(self._end_all)
-        for n in range(PREPARED):
-            with closing(self.new_watch()) as session:      # which can do nothing else afterwards
-                for sql in (f"XA START 'test{n}'", f'INSERT INTO test_prepared VALUES ({n})', f"XA END 'test{n}'",
-                            f"XA PREPARE 'test{n}'"):
-                    session.rows(sql)
-
-    def _end_all(self):
-        for n in range(len(self._watch.rows('XA RECOVER'))):
-            self._watch.rows(f"XA ROLLBACK 'test{n}'")
 
 
 def write(place: Place, ready, over, results) -> None:

@@ -36,9 +36,10 @@ from relstore.tests.support.backends import (
     cases,
 )
 from relstore.tests.support.commands import Commands, environment
+from relstore.tests.support.commits import commit
 from relstore.tests.support.patience import until, within
+from relstore.tests.support.records import state
 from relstore.tests.support.servers import cannot_run
-from relstore.tests.test_faults import commit, state
 
 OBJECTS = 8
 FREE = SQLiteHistoryFree, Psycopg2HistoryFree, Psycopg3HistoryFree, MySQLdbHistoryFree, PyMySQLHistoryFree

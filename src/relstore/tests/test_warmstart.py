@@ -11,7 +11,6 @@ import stat
 import tempfile
 import threading
 import time
-import traceback
 import unittest
 import weakref
 from pathlib import Path
@@ -35,33 +34,13 @@ from relstore.tests.support.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
+from relstore.tests.support.children import in_child
+from relstore.tests.support.commits import commit
+from relstore.tests.support.records import state
 from relstore.tests.support.servers import PostgreSQLServer, kill_and_wait, open_process, require_postgresql
-from relstore.tests.test_cache import LIMIT, LOG_LIMIT, OIDS, View, World, get
-from relstore.tests.test_faults import commit, state
+from relstore.tests.support.world import LIMIT, LOG_LIMIT, OIDS, View, World, get
 
 MB = 1 << 20
-
-
-def in_child(test, work) -> None:
-    """Run work() in a child process; fail as it fails."""
-    theirs, ours = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            signal.alarm(60)
-            work()
-            text = b''
-        except BaseException:
-            text = traceback.format_exc().encode()
-        finally:
-            os.write(ours, text)
-            os._exit(0)
-    os.close(ours)
-    with open(theirs, 'rb') as pipe:
-        text = pipe.read()
-    _, status = os.waitpid(pid, 0)
-    if text or status:
-        test.fail(f'{status} {text.decode()}')
 
 
 class Directory(unittest.TestCase):

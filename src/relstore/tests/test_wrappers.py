@@ -27,8 +27,9 @@ from relstore.tests.support.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
+from relstore.tests.support.commits import perform
+from relstore.tests.support.hexadecimal import MVCCHexStorage
 from relstore.tests.support.servers import MemcachedServer, cannot_run, require_memcached
-from relstore.tests.test_storage import MVCCHexStorage, commit
 
 LONG = 'x' * 999        # is worth to be compressed
 
@@ -211,7 +212,7 @@ class Wrapper(Suite):
                     connection.root()['text'] = text = PersistentMapping(a=LONG)
                     connection.root()['deleted'] = deleted = PersistentMapping()
                 oids = [z64, text._p_oid]
-                commit(source, lambda txn: source.deleteObject(deleted._p_oid, deleted._p_serial, txn))
+                perform(source, lambda txn: source.deleteObject(deleted._p_oid, deleted._p_serial, txn))
                 self.storage.zap_all()
                 self.storage.copyTransactionsFrom(source)
                 instances = []
@@ -287,7 +288,7 @@ class Others(Suite):
         server = ServerHexStorage(self.storage)
         instance = server.new_instance()
         record = b'.h' + b'80'
-        tid = commit(instance, lambda txn: instance.store(p64(1), z64, record, '', txn))
+        tid = perform(instance, lambda txn: instance.store(p64(1), z64, record, '', txn))
         for storage in self.storage, server, instance:
             self.assertEqual(storage.loadSerial(p64(1), tid), record)
         self.assertIs(type(instance), RelStore)

@@ -21,7 +21,7 @@ import relstore
 from relstore.caching import memcached
 from relstore.errors import ConfigurationError, OutcomeUnknown
 from relstore.tests.crash.ledger import ACKNOWLEDGED, FAILED, UNKNOWN, Attempt, Ledger, Revision, Served
-from relstore.tests.test_faults import state, value_of
+from relstore.tests.support.records import state, value_of
 
 READS, LOADS, STORES = 10, 6, 2     # objects of a transaction: of a reader; of a writer, and how many it changes
 TRANSACTIONS = 20       # that a storage with a saved cache lives

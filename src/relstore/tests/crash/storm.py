@@ -15,9 +15,10 @@ import relstore
 from relstore.tests.crash.clients import READER, STARTER, WRITER, Board, Plan, Site, read, work
 from relstore.tests.crash.ledger import ACKNOWLEDGED, FAILED, UNKNOWN, Ledger
 from relstore.tests.crash.window import Crashes
+from relstore.tests.support.commits import commit
+from relstore.tests.support.records import state, value_of
 from relstore.tests.support.servers import MemcachedServer, PgBouncerServer, PostgreSQLServer
 from relstore.tests.support.watch import Watch
-from relstore.tests.test_faults import commit, state, value_of
 
 OBJECTS = 40
 WRITERS, READERS, STARTERS = 8, 3, 2

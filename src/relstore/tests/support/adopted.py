@@ -242,4 +242,3 @@ class AdoptedMySQL:
     def schema(self):
         return self.execute('SELECT table_name, column_name, column_type FROM information_schema.columns '
                             'WHERE table_schema = DATABASE() ORDER BY 1, 2')
-

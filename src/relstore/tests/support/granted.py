@@ -10,8 +10,8 @@ from psycopg2.extensions import make_dsn
 import relstore
 from relstore.adapters.rights import CREATE, PACK, PURPOSES, READ, RUN
 from relstore.tests.support.backends import MySQLdbHistoryFree, Psycopg2HistoryPreserving
+from relstore.tests.support.own import OwnMariaDBLayer, administrator
 from relstore.tests.support.servers import PostgreSQLServer, SharedServer, postgresql_programs, require_postgresql
-from relstore.tests.test_bad_input import OwnMariaDBLayer, administrator
 
 OWNER, RUNS, PACKS = 'granted_owner', 'granted_runs', 'granted_packs'
 # Roles are made there.

@@ -228,3 +228,10 @@ class CuttingProxy:
             self._cuts += 1
             self._changed.notify_all()
             return data, True
+
+
+def join_all_but(these: list) -> None:
+    """Wait for the threads of a proxy, which end when their connections do."""
+    for thread in set(threading.enumerate()) - set(these):
+        if thread.daemon and not thread.name.startswith('relstore'):      # those of a storage end when it is closed
+            thread.join(10)
