@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from unittest import TestCase
 from unittest.mock import Mock, patch
 
+from persistent.TimeStamp import TimeStamp
 from ZODB.Connection import TransactionMetaData
-from ZODB.POSException import UndoError
+from ZODB.POSException import ConflictError, POSKeyError, StorageError, UndoError
 from ZODB.utils import u64, z64
 
 import relstore
@@ -38,6 +39,10 @@ STEPS = (
     'new_pack', 'add_garbage', 'end_marking', 'forget_garbage', 'garbage', 'changes', 'garbage_revisions', 'spare',
     'lock_votes', 'start_sweep', 'sweep_state', 'garbage_end', 'sweep', 'has_foreign_key', 'transactions_end',
     'forget_transactions', 'end_sweep', 'poll', 'swept', 'last_tid', 'writes_alone', 'meta', 'has_tid')
+
+
+# What a link to something that goes, or has gone, may raise.
+REFUSED = ConflictError, StorageError, POSKeyError
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,10 @@ class Suite(TestCase):
 
     def pack(self, storage: relstore.RelStore | None = None, pack_time: float | None = None, **options) -> Report:
         return (storage or self.storage).pack(pack_time, **options)
+
+
+def timestamp(tid: bytes) -> float:
+    return TimeStamp(tid).timeTime()
 
 
 @contextmanager
