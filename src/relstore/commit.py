@@ -276,11 +276,11 @@ class Transaction:
     def _look_at_links(self, links: Links, verdict: Verdict) -> None:
         """See that nothing refers to what a pack removes, or has removed since the connection began; see links.py.
 
-        Nor to what was deleted since then. What is copied with its tid may refer to what comes later.
+        Nor to what was deleted since the view. What is copied with its tid may refer to what comes later.
         """
         epochs, origin = self._database.epochs, self._origin
         swept = epochs.swept(epochs.sweeps_of(origin.began), verdict.sweeps) if self._tid is None else []
-        if self._tid is None and (verdict.sweeping or (origin.since or 0) < verdict.deleted
+        if self._tid is None and (verdict.sweeping or (origin.at or 0) < verdict.deleted
                                   or self._refused and not self._refused.isdisjoint(links.linked)):
             swept = None
         if verdict.sweeping or swept != []:

@@ -45,8 +45,7 @@ class View:
         self.at: int | None = None
         self.generation = -1
         self.hit: bytes | None = None
-        self._began = self._cache.generation    # when the connection began,
-        self._since: int | None = None          # and where its first view stood
+        self._began = self._cache.generation    # when the connection began
         self._told: tuple[int | None, int] = None, -1   # up to where the connection knows what changed: at, generation
         self._own: int | None = None            # tid of its commit since then
         self._failure: StorageError | None = None       # why there is none
@@ -76,8 +75,6 @@ class View:
             if may_fail:
                 raise
             return []
-        if self._since is None:
-            self._since = self.at
         changed = [] if last is None else self._cache.invalidations(last, self._own, generation)
         self._told, self._own = (self.at, self.generation), None
         return changed
@@ -103,7 +100,7 @@ class View:
         self._snapshot.end()
         last, generation = self._told
         at = last if self.at is None and self._database.epochs.is_current(generation) else self.at
-        return Origin(self.generation, at, self._began, self._since)
+        return Origin(self.generation, at, self._began)
 
     def committed(self, tid: int) -> None:
         """The connection has committed. Other commits may lie between the view and this one: it is no more."""

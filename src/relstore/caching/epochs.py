@@ -19,13 +19,11 @@ class Origin(NamedTuple):
     """What a transaction was based on.
 
     generation: of the view that it has read, or -1. at: the tid this stands at, or stood at before its last commit;
-    None: there is none. began, since: the generation, and the tid of the first view, of the connection; what it holds
-    may be as old as that.
+    None: there is none. began: the generation in which the connection began; what it holds may be as old as that.
     """
     generation: int
     at: int | None
     began: int
-    since: int | None
 
 
 class Epochs:

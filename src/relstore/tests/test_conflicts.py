@@ -17,7 +17,7 @@ from ZODB.POSException import ConflictError, ReadConflictError
 from ZODB.utils import oid_repr, p64, readable_tid_repr, u64, z64
 
 import relstore
-from relstore import conflicts
+from relstore import conflicts, references
 from relstore.adapters.base import COMMIT_LOCK, EVERYBODY, SOME_OBJECTS
 from relstore.conflicts import Conflicts
 from relstore.errors import Deadlock, Disconnected, LockTimeout, StorageError
@@ -748,7 +748,7 @@ class ClassNames(TestCase):
             for _ in range(3):
                 damaged[noise.randrange(len(damaged))] = noise.randrange(256)
             name = class_name(bytes(damaged))
-            self.assertTrue(name.isprintable() and len(name.encode()) <= conflicts.NAME, name)
+            self.assertTrue(name.isprintable() and len(name.encode()) <= references.NAME, name)
 
     def test_plain(self):
         for text, limit, expected in (

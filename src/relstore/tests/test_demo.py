@@ -27,8 +27,8 @@ from relstore.tests.support.plone import unpacked_site
 
 
 class DemoTestCase(unittest.TestCase):
-    layer = Processes
     """`self.site` is a directory for the FileStorage `self.path`; `self.into` does not exist yet."""
+    layer = Processes
 
     def setUp(self):
         directory = tempfile.TemporaryDirectory()

@@ -120,8 +120,8 @@ class ManyConflicts(TestCase):
 
 
 class DefaultServer(TestCase):
-    layer = Processes
     """PostgreSQL with the settings that it comes with."""
+    layer = Processes
 
     def setUp(self):
         require_postgresql(self)

@@ -629,7 +629,7 @@ class OneObject(TestCase):
         if self.keep_history:
             statements = [f'UPDATE current_object SET tid = {u64(self.before)} WHERE {revision}',
                           f'DELETE FROM object_state WHERE {revision}']
-        self.view._end_snapshot()
+        self.view._view._snapshot.end()
         with self.other._pool.session() as session:
             for statement in statements:
                 session.run(statement)
@@ -689,7 +689,7 @@ class OneObject(TestCase):
 
     def test_that_is_removed(self):
         """By a pack, say: no revision is left."""
-        self.view._end_snapshot()
+        self.view._view._snapshot.end()
         with self.other._pool.session() as session:
             for table in ('current_object', 'object_state') if self.keep_history else ('object_state',):
                 session.run(f'DELETE FROM {table} WHERE zoid = {u64(self.oid)}')

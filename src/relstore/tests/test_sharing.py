@@ -430,8 +430,8 @@ del Suite, Sharing, Statements
 
 
 class TestCrash(unittest.TestCase):
-    layer = Processes
     """The database crashes, and memcached counts no commit: who does not ask learns it from the first load."""
+    layer = Processes
 
     def setUp(self):
         require_postgresql(self)

@@ -30,6 +30,7 @@ from relstore.tests.support.backends import (
 from relstore.tests.support.commits import perform
 from relstore.tests.support.hexadecimal import MVCCHexStorage
 from relstore.tests.support.servers import MemcachedServer, cannot_run, require_memcached
+from relstore.view import View
 
 LONG = 'x' * 999        # is worth to be compressed
 
@@ -145,7 +146,7 @@ class Wrapper(Suite):
     def test_prefetch(self):
         connection = self.fresh()
         connection.prefetch(self.oids)
-        with mock.patch.object(RelStore, '_load', side_effect=AssertionError):
+        with mock.patch.object(View, '_load', side_effect=AssertionError):
             self.assertEqual(connection.root()['text']['a'], LONG)
 
     def test_savepoints(self):
