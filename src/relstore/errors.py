@@ -4,7 +4,8 @@ ZODB's own exceptions are raised wherever ZODB has one: `POSKeyError`, `Conflict
 `ReadConflictError`, `UndoError`, `ReadOnlyError`, `StorageTransactionError`.
 """
 from transaction.interfaces import TransientError
-from ZODB.POSException import ConflictError, StorageError
+from ZODB.POSException import ConflictError
+from ZODB.POSException import StorageError as StorageError
 
 
 class ConfigurationError(StorageError):

@@ -26,7 +26,7 @@ from relstore.errors import (
     OutOfLocks,
     Unavailable,
 )
-from relstore.sessions.pipeline import Connection
+from relstore.sessions.pipeline import Connection, Row
 
 # What PostgreSQL names when it is out of shared memory because of too many locks.
 LOCKS = 'max_locks_per_transaction'
@@ -48,6 +48,14 @@ TLS_IS_NOT_LEFT_OUT = (1, 2)
 Result = TypeVar('Result')
 
 
+def _no_pid(connection: Any) -> int:
+    raise NotImplementedError('This driver is told of no process')
+
+
+def _no_plans(connection: Any, scripts: Iterable[str]) -> dict[str, str]:
+    raise NotImplementedError('This driver prepares no statements')
+
+
 @dataclass(frozen=True)
 class Driver:
     name: str                               # as in the option `driver`
@@ -59,14 +67,14 @@ class Driver:
     message: Callable[[Exception], str]     # what it says, without the statement it was sent
     in_transaction: Callable[[Any], bool]   # (connection): known without asking the server
     # (connection, several statements, their parameters) -> the rows of each, or of the last alone if it keeps no others
-    script: Callable[[Any, str, Sequence], list[list]]
-    fetch: Callable[[Any], list] = methodcaller('fetchall')     # (cursor) -> all rows
+    script: Callable[[Any, str, Sequence[Any]], list[list[Row]]]
+    fetch: Callable[[Any], list[Row]] = methodcaller('fetchall')     # (cursor) -> all rows
     # The process id that was told at connect: the server's, or one that a pooler in between has made up.
-    backend_pid: Callable[[Any], int] | None = None
+    backend_pid: Callable[[Any], int] = _no_pid
     # Do parameters travel beside the statement, bytes as they are? Else they are part of its text.
     binds: bool = False
     # (connection, scripts): have the server keep their statements -> what to send instead of each, if not the same
-    prepare: Callable[[Any, Iterable[str]], dict[str, str]] | None = None
+    prepare: Callable[[Any, Iterable[str]], dict[str, str]] = _no_plans
     # (module): is it, as it is installed, what one would choose?
     fit: Callable[[ModuleType], bool] = lambda module: True
     # (bytes) -> how long they are in the text of a statement, where that counts
@@ -88,7 +96,7 @@ class Driver:
                 f'The database driver {self.name} cannot be imported ({e}); install {self.package}.') from e
 
 
-def _classify_postgresql(error: Exception) -> type[Exception]:
+def _classify_postgresql(error: Any) -> type[Exception]:
     state = _sqlstate(error)
     if state is None:       # the client library noticed it, not the server
         return Disconnected if _is_connection_loss(error) else DatabaseError
@@ -143,23 +151,23 @@ def _classify_sqlite(error: Exception) -> type[Exception]:
 
 
 # What the server's and the clients' error numbers say about what to do.
-_MYSQL_KINDS: dict[int, type[Exception]] = {
-    code: kind for kind, codes in {
-        # 1180, 3101: refused at COMMIT, by a cluster's certification; 1020: changed since it was read
-        Deadlock: (1020, 1180, 1213, 1614, 3101),
-        LockTimeout: (1205, 3572),
-        # interrupted, or over a time limit; too many connections
-        Unavailable: (1317, 1969, 3024, 1040, 1203, 1226),
-        # shut down or killed; idle for too long; lost on the way; not to be reached
-        Disconnected: (1053, 1077, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 3169, 4031,
-                       2000, 2002, 2003, 2005, 2006, 2012, 2013, 2014, 2026, 2027, 2055,
-                       # not one to write to, or not in the cluster: another server may be by now
-                       1047, 1290, 1836),
-        NotAllowed: (1044, 1142, 1143, 1227, 1370),
-        Missing: (1146, 1305),
-        ConfigurationError: (1045, 1049, 1129, 1130, 1251, 1524, 1698, 1820, 1862, 3118, 3159, 3161,
-                             2019, 2054, 2058, 2059, 2061),
-    }.items() for code in codes}
+_MYSQL_CODES: dict[type[Exception], tuple[int, ...]] = {
+    # 1180, 3101: refused at COMMIT, by a cluster's certification; 1020: changed since it was read
+    Deadlock: (1020, 1180, 1213, 1614, 3101),
+    LockTimeout: (1205, 3572),
+    # interrupted, or over a time limit; too many connections
+    Unavailable: (1317, 1969, 3024, 1040, 1203, 1226),
+    # shut down or killed; idle for too long; lost on the way; not to be reached
+    Disconnected: (1053, 1077, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 3169, 4031,
+                   2000, 2002, 2003, 2005, 2006, 2012, 2013, 2014, 2026, 2027, 2055,
+                   # not one to write to, or not in the cluster: another server may be by now
+                   1047, 1290, 1836),
+    NotAllowed: (1044, 1142, 1143, 1227, 1370),
+    Missing: (1146, 1305),
+    ConfigurationError: (1045, 1049, 1129, 1130, 1251, 1524, 1698, 1820, 1862, 3118, 3159, 3161,
+                         2019, 2054, 2058, 2059, 2061),
+}
+_MYSQL_KINDS = {code: kind for kind, codes in _MYSQL_CODES.items() for code in codes}
 
 
 def _classify_mysql(error: Exception) -> type[Exception]:
@@ -174,7 +182,7 @@ def _message_mysql(error: Exception) -> str:
     return str(error.args[-1]) if error.args else ''
 
 
-def _libpq_defaults(dsn: str) -> dict:
+def _libpq_defaults(dsn: str) -> dict[str, Any]:
     """What libpq is told beside the dsn: how text travels, because psycopg makes none of SQL_ASCII; and where that is
     silent, not to wait for a dead host for minutes.
     """
@@ -182,7 +190,7 @@ def _libpq_defaults(dsn: str) -> dict:
         {} if 'connect_timeout' in dsn else {'connect_timeout': 10})
 
 
-def _connect_psycopg2(psycopg2: ModuleType, dsn: str):
+def _connect_psycopg2(psycopg2: ModuleType, dsn: str) -> Any:
     connection = _discreetly(psycopg2, dsn, lambda: psycopg2.connect(dsn, **_libpq_defaults(dsn)))
     connection.autocommit = True
     return connection
@@ -211,11 +219,11 @@ def _discreetly(module: ModuleType, dsn: str, connect: Callable[[], Result]) -> 
 def _is_ambiguous(dsn: str) -> bool:
     """Whether a part of the password in an URI may be taken for its host, port or database."""
     scheme, separator, rest = dsn.partition('://')
-    credentials = re.match('[^@/?#]*', rest)[0]
+    credentials = re.split('[@/?#]', rest, maxsplit=1)[0]
     return bool(separator) and '@' in rest[len(credentials) + 1:]
 
 
-def _connect_sqlite(sqlite3: ModuleType, path: str, timeout: float):
+def _connect_sqlite(sqlite3: ModuleType, path: str, timeout: float) -> Any:
     # A session is used by one thread at a time, but not always by the same one.
     return sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False, uri=True)
 
@@ -226,17 +234,17 @@ WHOLE_NUMBERS = {246: int}      # FIELD_TYPE.NEWDECIMAL
 
 @cache
 def _mysqlclient_connection(connections: ModuleType) -> type:
-    class Connection(connections.Connection):
+    class Connection(connections.Connection):    # type: ignore[name-defined]  # it is imported late
         """mysqlclient does not show whether a transaction is open, so this infers it from what is sent.
 
         It errs on one side: after an error it takes a transaction for open that may have ended, and a state that
         contains the words for a beginning. Then a ROLLBACK is sent in vain.
         """
         in_transaction = False
-        server_thread = None
+        server_thread: int | None = None
         _commits = False
 
-        def query(self, query):
+        def query(self, query: bytes) -> None:
             self._commits = query.endswith((b'COMMIT', b'COMMIT;\nEND'))
             self.in_transaction |= b'START TRANSACTION' in query
             super().query(query)
@@ -246,7 +254,7 @@ def _mysqlclient_connection(connections: ModuleType) -> type:
             if query in (b'COMMIT', b'ROLLBACK'):
                 self.in_transaction = False
 
-        def next_result(self):
+        def next_result(self) -> int:
             status = super().next_result()
             if status == -1:        # there are no more
                 # libmariadb 3.3 says so of a connection that was lost between two results, too.
@@ -259,7 +267,7 @@ def _mysqlclient_connection(connections: ModuleType) -> type:
     return Connection
 
 
-def _connect_mysqlclient(MySQLdb: ModuleType, settings: Mapping):
+def _connect_mysqlclient(MySQLdb: ModuleType, settings: Mapping[str, Any]) -> Any:
     settings, mode, files = _tls(settings)
     if settings.get('host') == 'localhost' and 'port' in settings and 'unix_socket' not in settings:
         # So written the client library would look for a socket, and ignore the port. It is the name in a certificate.
@@ -275,7 +283,7 @@ def _connect_mysqlclient(MySQLdb: ModuleType, settings: Mapping):
     return connection
 
 
-def _is_encrypted(connection) -> bool:
+def _is_encrypted(connection: Any) -> bool:
     """libmariadb 3.3 goes on without TLS where the server offers none, unless it is to look at the certificate."""
     cursor = connection.cursor()
     cursor.execute("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
@@ -283,13 +291,14 @@ def _is_encrypted(connection) -> bool:
     return bool(cipher)
 
 
-def _connect_pymysql(pymysql: ModuleType, settings: Mapping):
+def _connect_pymysql(pymysql: ModuleType, settings: Mapping[str, Any]) -> Any:
     flag = importlib.import_module('pymysql.constants.CLIENT').MULTI_STATEMENTS
     settings, mode, files = _tls(settings)
     # libmysqlclient does without TLS on a unix socket, unless told otherwise; PyMySQL would read the certificates
     # of the machine before each connection, for 25 ms.
     told = any(name.startswith('read_default_') for name in settings)
     try:
+        tls: dict[str, Any]
         if mode in TLS_DEMANDED:
             if pymysql.VERSION < TLS_IS_NOT_LEFT_OUT:
                 raise ConfigurationError(f'PyMySQL {pymysql.__version__} goes on without TLS where the server offers '
@@ -307,7 +316,7 @@ def _connect_pymysql(pymysql: ModuleType, settings: Mapping):
         raise ConfigurationError(f'PyMySQL cannot connect: {e}') from e
 
 
-def _tls(settings: Mapping) -> tuple[dict, str, dict[str, str]]:
+def _tls(settings: Mapping[str, Any]) -> tuple[dict[str, Any], str, dict[str, str]]:
     """Return the settings that have nothing to do with TLS, one of TLS_MODES or '', and the files: ca, cert, key.
 
     Who names a CA wants to know who answers.
@@ -329,7 +338,7 @@ def _tls_context(mode: str, files: Mapping[str, str]) -> ssl.SSLContext:
     return context
 
 
-def _script_mysql(connection, sql: str, parameters: Sequence) -> list:
+def _script_mysql(connection: Any, sql: str, parameters: Sequence[Any]) -> list[list[Row]]:
     cursor = connection.cursor()
     cursor.execute(sql, parameters)
     results = [cursor.fetchall()]
@@ -346,23 +355,23 @@ def _literal_size_pymysql(value: bytes) -> int:
     return 2 * len(value) + len("X''")      # hexadecimal
 
 
-def _libpq_pid(connection) -> int:
+def _libpq_pid(connection: Any) -> int:
     return connection.info.backend_pid
 
 
-def _script_psycopg2(connection, sql: str, parameters: Sequence) -> list:
+def _script_psycopg2(connection: Any, sql: str, parameters: Sequence[Any]) -> list[list[Row]]:
     cursor = connection.cursor()
     cursor.execute(sql, parameters)         # keeps the last result only
     return [_fetch_psycopg2(cursor) if cursor.description else []]
 
 
-def _fetch_psycopg2(cursor) -> list:
+def _fetch_psycopg2(cursor: Any) -> list[Row]:
     # It returns a memoryview for bytea. A type caster in Python would be given the text, and take thrice as long.
     return [tuple([bytes(value) if type(value) is memoryview else value for value in row])
             for row in cursor.fetchall()]
 
 
-def _prepare_psycopg2(connection, scripts: Iterable[str]) -> dict[str, str]:
+def _prepare_psycopg2(connection: Any, scripts: Iterable[str]) -> dict[str, str]:
     prepare, execute = [], {}
     for number, sql in enumerate(scripts):
         first, *rest = sql.split('%s')
@@ -378,7 +387,7 @@ def _prepare_psycopg(connection: Connection, scripts: Iterable[str]) -> dict[str
     return {}
 
 
-def _script_sqlite(connection, sql: str, parameters: Sequence) -> list:
+def _script_sqlite(connection: Any, sql: str, parameters: Sequence[Any]) -> list[list[Row]]:
     raise NotImplementedError('SQLite is in this process: there is no message to save')
 
 

@@ -8,15 +8,19 @@ import select
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from types import ModuleType
+from typing import Any
 
 TEXT, BINARY = 0, 1
 READABLE, EITHER = select.POLLIN, select.POLLIN | select.POLLOUT
+
+Row = tuple[Any, ...]
+Sending = tuple[Any, ...]       # the function that sends a statement, and its arguments
 
 
 class Connection:
     """As much of a DB-API connection as a Session wants, in autocommit."""
 
-    def __init__(self, psycopg: ModuleType, dsn: str, **defaults):
+    def __init__(self, psycopg: ModuleType, dsn: str, **defaults: Any):
         self._real = psycopg.connect(dsn, autocommit=True, prepare_threshold=None, **defaults)
         self._pq = self._real.pgconn
         self._encoding = self._real.info.encoding
@@ -28,7 +32,7 @@ class Connection:
         self._either.register(self._pq.socket, EITHER)
 
     @property
-    def info(self):
+    def info(self) -> Any:
         return self._real.info
 
     @property
@@ -48,7 +52,7 @@ class Connection:
         self._pipeline([(self._pq.send_prepare, name, text) for text, name in names.items()])
         self._names = names
 
-    def script(self, sql: str, parameters: Sequence) -> list[list[tuple]]:
+    def script(self, sql: str, parameters: Sequence[Any]) -> list[list[Row]]:
         """Send several statements as one message; return the rows of each."""
         statements = _statements(sql, self._encoding)
         if len(statements) == 1:
@@ -57,20 +61,20 @@ class Connection:
         sends = [self._sending(text, [next(rest) for _ in range(count)]) for text, count in statements]
         return [self.rows(result) for result in self._pipeline(sends)]
 
-    def execute(self, sql: str, parameters: Sequence):
+    def execute(self, sql: str, parameters: Sequence[Any]) -> Any:
         """Send one statement; return what libpq makes of the answer."""
         send, *arguments = self._sending(_numbered(sql, self._encoding)[0], self._encoded(parameters))
         send(*arguments)
         self._flush()
         return self._succeeded(self._receive())
 
-    def rows(self, result) -> list[tuple]:
+    def rows(self, result: Any) -> list[Row]:
         self._rows.set_pgresult(result)
         rows = self._rows.load_rows(0, result.ntuples, tuple)
         self._rows.set_pgresult(None)       # it may be large
         return rows
 
-    def _pipeline(self, sends: Sequence[tuple]) -> list:
+    def _pipeline(self, sends: Sequence[Sending]) -> list[Any]:
         """Return the results. After the first statement that fails none is run, and its error is raised."""
         results = []
         self._pq.enter_pipeline_mode()
@@ -96,7 +100,7 @@ class Connection:
             raise
         return [self._succeeded(result) for result in results]
 
-    def _sending(self, text: bytes, parameters: Sequence[tuple[bytes | None, int]]) -> tuple:
+    def _sending(self, text: bytes, parameters: Sequence[tuple[bytes | None, int]]) -> Sending:
         """Return the function that sends a statement, and its arguments."""
         values, formats = [value for value, _ in parameters], [form for _, form in parameters]
         name = self._names.get(text)
@@ -104,10 +108,10 @@ class Connection:
             return self._pq.send_query_params, text, values, None, formats, BINARY
         return self._pq.send_query_prepared, name, values, formats, BINARY
 
-    def _encoded(self, parameters: Sequence) -> list[tuple[bytes | None, int]]:
+    def _encoded(self, parameters: Sequence[Any]) -> list[tuple[bytes | None, int]]:
         return [(value, BINARY) if isinstance(value, bytes) else (self._text(value), TEXT) for value in parameters]
 
-    def _text(self, value) -> bytes | None:
+    def _text(self, value: object) -> bytes | None:
         """What is no bytes is sent as text, which the server reads as the type that it needs there."""
         if value is None:
             return None
@@ -131,7 +135,7 @@ class Connection:
             self._readable.poll()
             self._pq.consume_input()
 
-    def _receive(self):
+    def _receive(self) -> Any:
         """Return the result of one statement; of several the first that is an error, which is the reason.
 
         Rows do not mean that it is done: without a BEGIN, the commit comes after them, and may fail.
@@ -150,7 +154,7 @@ class Connection:
             if found is None or result.status == self._status.FATAL_ERROR != found.status:
                 found = result
 
-    def _succeeded(self, result):
+    def _succeeded(self, result: Any) -> Any:
         """Return a result, or raise the error that it is."""
         if result is None:
             raise self._errors.OperationalError('the connection was lost')
@@ -165,10 +169,10 @@ class Cursor:
     def __init__(self, connection: Connection):
         self._connection = connection
 
-    def execute(self, sql: str, parameters: Sequence = ()) -> None:
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> None:
         self._result = self._connection.execute(sql, parameters)
 
-    def executemany(self, sql: str, rows: Iterable[Sequence]) -> None:
+    def executemany(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
         for row in rows:
             self.execute(sql, row)
 
@@ -176,7 +180,7 @@ class Cursor:
     def rowcount(self) -> int:
         return self._result.command_tuples or 0
 
-    def fetchall(self) -> list[tuple]:
+    def fetchall(self) -> list[Row]:
         return self._connection.rows(self._result)
 
 

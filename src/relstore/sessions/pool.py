@@ -2,8 +2,9 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from relstore.errors import Disconnected, StorageError, Unavailable
 from relstore.sessions import process
@@ -66,14 +67,14 @@ class SessionPool:
                 self._changed.notify()
 
     @contextmanager
-    def session(self):
+    def session(self) -> Iterator[Session]:
         session = self.borrow()
         try:
             yield session
         finally:
             self.give_back(session)
 
-    def attempt(self, work: Callable[..., Result], *arguments) -> Result:
+    def attempt(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """Return work(session, *arguments). If the pooled connection proves to be dead, do it once more on a new one.
 
         For work that is safe to repeat, and leaves no transaction open where it succeeds.

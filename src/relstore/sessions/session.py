@@ -10,15 +10,15 @@ from typing import IO, Any, TypeVar
 from relstore.errors import Deadlock, Disconnected
 from relstore.sessions import process
 from relstore.sessions.drivers import Driver
+from relstore.sessions.pipeline import Row as Row
 
-Row = tuple[Any, ...]
 Result = TypeVar('Result')
 
 
 class Session:
     """The only gateway to a driver: whatever it raises is translated here."""
 
-    def __init__(self, driver: Driver, *arguments):
+    def __init__(self, driver: Driver, *arguments: Any):
         module = driver.load()
         self._driver = driver
         self._errors = module.Error
@@ -26,7 +26,7 @@ class Session:
         self.broken = False
         # The epoch of what this session reads, see Database. A connection to the server itself ends with its epoch,
         # unless the database is emptied under it.
-        self.epoch: str | None = None
+        self.epoch = ''
         # Does a pooler stand between, which may give it another server? Then each load asks for the epoch.
         self.pooled = False
         # Of the pool it belongs to; see SessionPool.retire.
@@ -36,20 +36,20 @@ class Session:
         self._instead: dict[str, str] = {}
         # A random number, for an adapter that leaves a row in the database for each session.
         self.key = secrets.randbits(62)
-        self._kept: list[IO] = []
+        self._kept: list[IO[Any]] = []
         self._connection = self._do(driver.connect, module, *arguments)
         self._cursor = self._connection.cursor
         self._fetch = driver.fetch
 
-    def run(self, sql: str, parameters: Sequence = ()) -> int:
+    def run(self, sql: str, parameters: Sequence[Any] = ()) -> int:
         """Run a statement that returns nothing; return how many rows it touched."""
         return self._do(_run, self._cursor, sql, parameters)
 
-    def all(self, sql: str, parameters: Sequence = ()) -> list[Row]:
+    def all(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Return all rows. Whoever calls this has bounded them in the SQL."""
         return self._do(_all, self._cursor, self._fetch, self._instead.get(sql, sql), parameters)
 
-    def one(self, sql: str, parameters: Sequence = ()) -> Row | None:
+    def one(self, sql: str, parameters: Sequence[Any] = ()) -> Row | None:
         """Return the only row, or None if there is none."""
         rows = self._do(_all, self._cursor, self._fetch, self._instead.get(sql, sql), parameters)
         if not rows:
@@ -57,19 +57,19 @@ class Session:
         [row] = rows
         return row
 
-    def series(self, statements: Iterable[tuple[str, Sequence]]) -> list[Row]:
+    def series(self, statements: Iterable[tuple[str, Sequence[Any]]]) -> list[Row]:
         """Run one statement after the other; return all rows of the last. For a database that needs no messages."""
         return self._do(_series, self._cursor, self._fetch, statements)
 
-    def many(self, sql: str, rows: Iterable[Sequence]) -> None:
+    def many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
         """Run one statement for each of `rows`."""
         self._do(_many, self._cursor, sql, rows)
 
-    def script(self, sql: str, parameters: Sequence = ()) -> list[Row]:
+    def script(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run several statements, sent as one message; return the rows of the last."""
         return self.results(sql, parameters)[-1]
 
-    def results(self, sql: str, parameters: Sequence = ()) -> list[list[Row]]:
+    def results(self, sql: str, parameters: Sequence[Any] = ()) -> list[list[Row]]:
         """Run several statements, sent as one message; return the rows of each, as far as the driver keeps them.
 
         After the first that fails none is run, and its error is raised; what was done before it stays.
@@ -104,7 +104,7 @@ class Session:
         """Have the pool close it when it comes back."""
         self.era = -1
 
-    def keep(self, thing: IO) -> None:
+    def keep(self, thing: IO[Any]) -> None:
         """Close something else when this is closed."""
         self._kept.append(thing)
 
@@ -116,7 +116,7 @@ class Session:
             for thing in self._kept:
                 thing.close()
 
-    def _do(self, act: Callable[..., Result], *arguments) -> Result:
+    def _do(self, act: Callable[..., Result], *arguments: Any) -> Result:
         if self.pid != process.pid:
             raise Disconnected('The connection belongs to the process that this one was forked from.')
         try:
@@ -135,19 +135,21 @@ class Session:
         return kind(message) if kind is not Deadlock else Deadlock(message=message[:2000])
 
 
-def _run(new_cursor: Callable, sql: str, parameters: Sequence) -> int:
+def _run(new_cursor: Callable[[], Any], sql: str, parameters: Sequence[Any]) -> int:
     cursor = new_cursor()
     cursor.execute(sql, parameters)
     return cursor.rowcount
 
 
-def _all(new_cursor: Callable, fetch: Callable, sql: str, parameters: Sequence) -> list[Row]:
+def _all(new_cursor: Callable[[], Any], fetch: Callable[[Any], list[Row]], sql: str, parameters: Sequence[Any]
+         ) -> list[Row]:
     cursor = new_cursor()
     cursor.execute(sql, parameters)
     return fetch(cursor)
 
 
-def _series(new_cursor: Callable, fetch: Callable, statements: Iterable[tuple[str, Sequence]]) -> list[Row]:
+def _series(new_cursor: Callable[[], Any], fetch: Callable[[Any], list[Row]],
+            statements: Iterable[tuple[str, Sequence[Any]]]) -> list[Row]:
     cursor = new_cursor()
     try:
         for sql, parameters in statements:
@@ -157,9 +159,9 @@ def _series(new_cursor: Callable, fetch: Callable, statements: Iterable[tuple[st
         cursor.close()      # a statement that still has rows would keep SQLite's connection open after its close()
 
 
-def _many(new_cursor: Callable, sql: str, rows: Iterable[Sequence]) -> None:
+def _many(new_cursor: Callable[[], Any], sql: str, rows: Iterable[Sequence[Any]]) -> None:
     new_cursor().executemany(sql, rows)
 
 
-def _close(connection) -> None:
+def _close(connection: Any) -> None:
     connection.close()
