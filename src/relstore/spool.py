@@ -35,6 +35,9 @@ class Pending:
     start: int              # where in the file; -1: it is not there
 
 
+Batch = list[tuple[Pending, bytes | None]]
+
+
 class Spool:
     """Pending states by oid: the newest for each. Memory for the states is bounded; the list of them takes 300
     bytes each.
@@ -64,8 +67,12 @@ class Spool:
 
     def get(self, oid: int) -> Pending | None:
         """Return what is pending for an object, with its state."""
-        pending = self._pending.get(oid)
-        return pending if pending is None or pending.start < 0 else self._read(pending)
+        return self[oid] if oid in self._pending else None
+
+    def __getitem__(self, oid: int) -> Pending:
+        """As get, of an object for which something is pending."""
+        pending = self._pending[oid]
+        return pending if pending.start < 0 else self._read(pending)
 
     def put(self, oid: int, base: int, state: bytes | None, *, restored: bool = False,
             data_tid: int | None = None) -> None:
@@ -104,15 +111,15 @@ class Spool:
             self._pending[oid] = Pending(oid, base, restored, size, None, None, data_tid, None, start)
 
     def batches(self, limit: int, oids: Collection[int] | None = None
-                ) -> Iterator[list[tuple[Pending, bytes | None]]]:
+                ) -> Iterator[Batch]:
         """Yield everything, or some of it, in lists of about `limit` bytes.
 
         In oid order: locks and rows are taken in that order.
         """
-        batch: list[tuple[Pending, bytes | None]] = []
+        batch: Batch = []
         size = 0
         for oid in sorted(self._pending if oids is None else oids):
-            pending = self.get(oid)
+            pending = self[oid]
             batch.append((pending, pending.held))
             size += (pending.size or 0) + ROW
             if size >= limit:
@@ -135,8 +142,9 @@ class Spool:
         return start
 
     def _read(self, pending: Pending) -> Pending:
+        assert self._file is not None
         self._file.seek(pending.start)
         digest, length = HEADER.unpack(self._file.read(HEADER.size))
         refs = None if length < 0 else self._file.read(length)
         return replace(pending, md5=digest.decode() if self._digest else None, refs=refs,
-                       held=self._file.read(pending.size))
+                       held=self._file.read(pending.size or 0))

@@ -3,6 +3,8 @@
 An adapter has no state but its statements; each operation is given the session to use. A database's own module
 overrides what differs there, and says why.
 """
+from __future__ import annotations
+
 import json
 import logging
 import secrets
@@ -10,13 +12,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from relstore.adapters.completion import SCHEMA_VERSION, WITH_HISTORY, Completion, Lock
 from relstore.adapters.patience import in_tries
 from relstore.adapters.rights import READ, RUN, Right
 from relstore.adapters.statements import Statements
 from relstore.errors import ConfigurationError, Deadlock, LockTimeout, Missing, Unavailable
-from relstore.sessions.session import Session
+from relstore.sessions.session import Row, Session
+
+if TYPE_CHECKING:
+    from relstore.spool import Batch
 
 log = logging.getLogger('relstore')
 
@@ -45,10 +51,12 @@ VOTES_TRY = 1.0
 # Rows that are read at a time, where all of the database is.
 PAGE = 1000
 
+Ticket = list[Any]                          # what an adapter has to know of a vote to tell its outcome
 Revision = tuple[bytes | None, int]         # (state, tid); the state of a deleted object is None
 # (epoch, newest tid, how many sweeps have ended, newest tid up to the one asked about of which anything is left,
 # [(oid, tid)] that changed since)
 Polled = tuple[str, int, int, int, list[tuple[int, int]]]
+PerhapsPolled = tuple[str | None, int, int, int, list[tuple[int, int]]]       # None: the database has no epoch
 
 
 @dataclass(frozen=True)
@@ -80,13 +88,13 @@ class Verdict:
     locked: int | None = None                                       # a read object that somebody is writing
     last_tid: int | None = None                                     # restored_tid is not after this one
     conflicts: list[tuple[int, int, bytes | None]] = field(default_factory=list)    # (oid, current tid, its state)
-    ticket: list = field(default_factory=list)                      # what `outcome` will need to know
+    ticket: Ticket = field(default_factory=list)                      # what `outcome` will need to know
     waits: list[tuple[int, float]] = field(default_factory=list)
     sweeps: int = 0         # how many sweeps of a pack have ended
     sweeping: int = 0       # the generation of one that is under way; 0: none is
     deleted: int = 0        # views of before this tid may hold objects that were deleted; 0: nobody knows of any
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.see(self.sweeping)
 
     def see(self, generation: int) -> None:
@@ -324,7 +332,7 @@ class Adapter:
 
     def current_tid(self, session: Session, oid: int) -> int | None:
         row = session.one(self.sql.current_tid, (oid,))
-        return row and row[0]
+        return None if row is None else row[0]
 
     def poll(self, session: Session, since: int, limit: int) -> Polled:
         """Return what there is, and what changed after `since`: `limit` objects, or one more if they were too many.
@@ -344,9 +352,9 @@ class Adapter:
             polled = self._poll(session, since, limit + 1)
             if polled[0] is None:
                 raise Unavailable(f'{self} lacks the row of relstore_sweep; is it being restored?')
-        return polled
+        return polled   # type: ignore[return-value]  # the epoch is there: mypy narrows no tuple
 
-    def _poll(self, session: Session, since: int, limit: int) -> Polled:
+    def _poll(self, session: Session, since: int, limit: int) -> PerhapsPolled:
         """As poll; the epoch may be None."""
         raise NotImplementedError
 
@@ -355,11 +363,11 @@ class Adapter:
         return tid
 
     def epoch(self, session: Session) -> str:
-        row = session.one(self.sql.epoch)
-        if row is None:
+        rows = session.all(self.sql.epoch)
+        if not rows:
             self.renew_epoch(session)
-            row = session.one(self.sql.epoch)
-        [epoch] = row
+            rows = session.all(self.sql.epoch)
+        [[epoch]] = rows
         return epoch
 
     def renew_epoch(self, session: Session) -> None:
@@ -406,33 +414,34 @@ class Adapter:
         """
         raise NotImplementedError
 
-    def send_ahead(self, session: Session, batches: Iterable) -> bool:
+    def send_ahead(self, session: Session, batches: Iterable[Batch]) -> bool:
         """Send what is too large for one message before vote, so that nobody has to wait for that.
 
         Return whether it was done. Then `send_again` takes the place of `stage`, and nothing is left for `finish`.
         """
         return False
 
-    def send_again(self, session: Session, batches: Iterable) -> None:
+    def send_again(self, session: Session, batches: Iterable[Batch]) -> None:
         """End the vote: replace rows that were sent ahead, because conflicts were resolved."""
         raise NotImplementedError
 
-    def stage(self, session: Session, ticket: list, tid: int | None, metadata: Metadata, batches: Iterable) -> Iterable:
+    def stage(self, session: Session, ticket: Ticket, tid: int | None, metadata: Metadata,
+              batches: Iterator[Batch]) -> Iterable[Batch]:
         """End the vote: do ahead of `finish` what may fail or is large; return the batches that are left for it.
 
         Batches are lists of (Pending, state), as Spool.batches yields them. tid: given or to be chosen.
         """
         raise NotImplementedError
 
-    def finish(self, session: Session, ticket: list, tid: int | None, metadata: Metadata,
-               batches: Iterable) -> tuple[int, float]:
+    def finish(self, session: Session, ticket: Ticket, tid: int | None, metadata: Metadata,
+               batches: Iterable[Batch]) -> tuple[int, float]:
         """Choose the tid (or take the one given), write what is left, COMMIT.
 
         Return the tid, and the seconds that the commit lock had to be waited for.
         """
         raise NotImplementedError
 
-    def outcome(self, session: Session, ticket: list, oids: Sequence[int]) -> int | None:
+    def outcome(self, session: Session, ticket: Ticket, oids: Sequence[int]) -> int | None:
         """After a failed finish: return the tid if it was committed, else None. Waits until that is decided.
 
         OutcomeUnknown if asking again would not help, Unavailable if it may.
@@ -449,7 +458,7 @@ class Adapter:
 
     # History ------------------------------------------------------------------------------------------------------
 
-    def history(self, session: Session, oid: int, size: int) -> list[tuple]:
+    def history(self, session: Session, oid: int, size: int) -> list[Row]:
         """Return (tid, size, user, description, extension) of the newest `size` revisions, newest first."""
         return session.all(self.sql.history, (oid, size))
 
@@ -457,14 +466,14 @@ class Adapter:
         """Return the beginnings of a transaction's user and description, or None if there is no such record."""
         return session.one(self.sql.author, (tid,)) if self.keep_history else None
 
-    def undo_log(self, session: Session, before: int, size: int) -> list[tuple]:
+    def undo_log(self, session: Session, before: int, size: int) -> list[Row]:
         """Return a page of (tid, user, description, extension) older than `before`, newest first."""
         return session.all(self.sql.undo_log, (before, size))
 
     def is_undoable(self, session: Session, tid: int) -> bool:
         return session.one(self.sql.transaction_is_undoable, (tid,)) is not None
 
-    def changes_to_undo(self, session: Session, tid: int) -> list[tuple]:
+    def changes_to_undo(self, session: Session, tid: int) -> list[Row]:
         """Return (oid, md5 written, current tid, current md5, tid it replaced or 0, tid of the revision before)."""
         return session.all(self.sql.undo, (tid,))
 
@@ -480,15 +489,15 @@ class Adapter:
 
     # Iterate ------------------------------------------------------------------------------------------------------
 
-    def transactions(self, session: Session, start: int, stop: int, size: int) -> list[tuple]:
+    def transactions(self, session: Session, start: int, stop: int, size: int) -> list[Row]:
         """Return a page of (tid, packed, user, description, extension) from `start` to `stop`."""
         return session.all(self.sql.transactions, (start, stop, size))
 
-    def records(self, session: Session, tid: int, after: int, size: int) -> list[tuple]:
+    def records(self, session: Session, tid: int, after: int, size: int) -> list[Row]:
         """Return a page of (oid, state, data_tid) of one transaction, oids greater than `after`."""
         return session.all(self.sql.records, (tid, after, size))
 
-    def current_records(self, session: Session, start: int, size: int) -> list[tuple]:
+    def current_records(self, session: Session, start: int, size: int) -> list[Row]:
         """Return a page of (oid, tid, state) of the objects that exist, from oid `start`."""
         return session.all(self.sql.current_records, (start, start, size))
 
@@ -540,7 +549,7 @@ class Adapter:
         session.results(self.sql.begin_snapshot)
         return self.last_tid(session)
 
-    def revisions(self, session: Session, references: bool) -> Iterator[list[tuple]]:
+    def revisions(self, session: Session, references: bool) -> Iterator[list[Row]]:
         """Yield pages of all revisions. Without references the third is None, and no state comes either."""
         sql = self.sql.revisions if references else self.sql.revisions_only
         page = [(-1, -1)]
@@ -550,15 +559,15 @@ class Adapter:
             page = session.all(sql, (*after, PAGE))
             yield page
 
-    def changes(self, session: Session, tid: int, oid: int, size: int) -> list[tuple]:
+    def changes(self, session: Session, tid: int, oid: int, size: int) -> list[Row]:
         """Return a page of the revisions after (tid, oid), in this order."""
         return session.all(self.sql.changes, (*self.after(tid, oid), size))
 
-    def garbage_revisions(self, session: Session, generation: int, oids: Sequence[int]) -> list[tuple]:
+    def garbage_revisions(self, session: Session, generation: int, oids: Sequence[int]) -> list[Row]:
         """Return the revisions of objects of the list as they were marked, as far as they are still there."""
         return session.all(self.sql.garbage_revisions, (self.oid_list(oids), generation))
 
-    def current_revisions(self, session: Session, oids: Sequence[int]) -> list[tuple]:
+    def current_revisions(self, session: Session, oids: Sequence[int]) -> list[Row]:
         """Return the current revisions of those of these objects that exist."""
         return session.all(self.sql.current_revisions, (self.oid_list(oids),))
 
@@ -569,7 +578,7 @@ class Adapter:
     def last_pack(self, session: Session) -> Pack | None:
         """Return the last that has come to an end with looking for garbage."""
         row = session.one(self.sql.last_pack)
-        return row and Pack(*row)
+        return None if row is None else Pack(*row)
 
     def last_marked(self, session: Session) -> int:
         """Return the last generation whose list tells since when objects are garbage; 0: none does.
@@ -616,7 +625,7 @@ class Adapter:
         session.run(self.sql.forget_numbers)
         session.run(self.sql.pack_swept, (pack.generation, pack.generation))
         number, _ = self.sweep_state(session)
-        [removed] = session.one(self.sql.swept_count, (number,))
+        [[removed]] = session.all(self.sql.swept_count, (number,))
         if not (pack.gc and removed):
             session.run(self.sql.stay_whole, (str(number), str(number - 1)))
 
@@ -655,7 +664,7 @@ class Adapter:
     # May finish() wait long for others, and can they be told?
     finish_waits = False
 
-    def finish_holders(self, session: Session, ticket: list) -> str:
+    def finish_holders(self, session: Session, ticket: Ticket) -> str:
         """Return who keeps the finish() of another session waiting; '' if nobody does."""
         return ''
 
@@ -751,14 +760,14 @@ class Adapter:
         [[oid]] = session.all(self.sql.objects_end, (after, size))
         return oid
 
-    def unknown_references(self, session: Session, after: tuple[int, int], upto: int, size: int) -> list[tuple]:
+    def unknown_references(self, session: Session, after: tuple[int, int], upto: int, size: int) -> list[Row]:
         """Return a page of the revisions (oid, tid, state) after one whose references are not known.
 
         upto: an oid. The state is None where it is large.
         """
         return session.all(self.sql.unknown_references, (*self._after(after), upto, size))
 
-    def known_references(self, session: Session, after: tuple[int, int], upto: int, size: int) -> list[tuple]:
+    def known_references(self, session: Session, after: tuple[int, int], upto: int, size: int) -> list[Row]:
         """Return a page of the revisions after one: (oid, tid, references stored, references found out, state).
 
         Either may be None. upto, state: as of unknown_references.

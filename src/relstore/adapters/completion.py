@@ -122,7 +122,8 @@ class Completion:
             steps = self.steps()            # another process may have been quicker
             if not steps:
                 return None
-            step, tries, began = steps[0], [], time.monotonic()
+            step, began = steps[0], time.monotonic()
+            tries: list[float] = []
             adapter.rehearse(self.session, step.statements)
             try:
                 in_tries(lambda: self._attempt(step, tries), self.patience, lambda e: self._warn(step))

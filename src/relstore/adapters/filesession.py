@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 from relstore.adapters.file import File
 from relstore.adapters.queue import Queue
@@ -37,7 +38,7 @@ class FileSession(Session):
         if self.try_to_write(begin) is None:
             self.wait_to_write(begin, timeout)
 
-    def try_to_write(self, begin: str, then: Sequence[tuple[str, Sequence]] = ()) -> list[Row] | None:
+    def try_to_write(self, begin: str, then: Sequence[tuple[str, Sequence[Any]]] = ()) -> list[Row] | None:
         """Begin it and run more statements, and return the rows of the last; None if the lock is not free."""
         try:
             if self._queue.take(self, 0):
@@ -83,7 +84,7 @@ class FileSession(Session):
         super().rollback()      # of the turn nothing has come yet
         return True
 
-    def run(self, sql: str, parameters: Sequence = ()) -> int:
+    def run(self, sql: str, parameters: Sequence[Any] = ()) -> int:
         count = super().run(sql, parameters)
         if sql == 'COMMIT':
             self._end_turn()

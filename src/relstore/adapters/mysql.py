@@ -5,6 +5,8 @@ by their rows. What does not fit into one message (max_allowed_packet) goes ahea
 Statements that define tables commit by themselves. Between client and server there is no pooler that would swap
 sessions in the middle of a transaction, so a session may be told something when it begins.
 """
+from __future__ import annotations
+
 import logging
 import math
 import os
@@ -12,9 +14,10 @@ import re
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
 
 from relstore.adapters import rights
 from relstore.adapters.base import (
@@ -25,7 +28,8 @@ from relstore.adapters.base import (
     Ballot,
     Metadata,
     Pack,
-    Polled,
+    PerhapsPolled,
+    Ticket,
     Verdict,
     lock_timeout,
 )
@@ -49,6 +53,9 @@ from relstore.errors import (
 from relstore.sessions.drivers import TLS_MODES, find_driver
 from relstore.sessions.session import Result, Row, Session
 
+if TYPE_CHECKING:
+    from relstore.spool import Batch
+
 OLDEST_MYSQL, OLDEST_MARIADB = (8, 0), (10, 6)      # SKIP LOCKED; and JSON_TABLE came with them
 SMALLEST_PACKET = 1 << 20
 FINISH_TIMEOUT = 600            # failing after the vote would tear a transaction over several databases
@@ -68,7 +75,10 @@ TEXT = 65_535                   # bytes of user, description, extension: the col
 OVERHEAD = 20_000               # bytes of a message of finish besides its rows, roughly
 ROW_OVERHEAD = 300              # bytes of a row besides its state and references: at most
 
-Statement = tuple[str, Sequence]
+Statement = tuple[str, Sequence[Any]]
+
+# What stands for the locks that are no single object's, by what their rows are called.
+NO_OBJECTS = {'created': SOME_OBJECTS, 'commit': COMMIT_LOCK}
 log = logging.getLogger('relstore')
 
 
@@ -149,7 +159,7 @@ class MySQL(Adapter):
             in_order=(
                 'INSERT INTO {relstore_commit} (session, vote, tid, voted) VALUES (0, 0, 0, UTC_TIMESTAMP(6))\n'
                 'ON DUPLICATE KEY UPDATE vote = vote + 1, voted = VALUES(voted);' if in_cluster else ''),
-            settings=settings(variables),
+            settings=settings(variables), reserved=frozenset(),
             **{f'may_{purpose}': ';\n'.join(sql for _, sql in self._trials(purpose)) for purpose in rights.PURPOSES},
             fresh='' if maria else 'SET SESSION information_schema_stats_expiry = 0;')
         overlays = ('mysql.sql', 'mariadb.sql') if maria else ('mysql.sql',)
@@ -163,7 +173,7 @@ class MySQL(Adapter):
     def schema(self) -> dict[str, str]:
         return {name: text.format_map(self._tables) for name, text in self._raw_schema().items()}
 
-    def _raw_schema(self) -> dict[str, str]:
+    def _raw_schema(self) -> Mapping[str, str]:
         return read('mysql_schema.sql', self.keep_history)
 
     # Connect ------------------------------------------------------------------------------------------------------
@@ -218,7 +228,7 @@ class MySQL(Adapter):
     def _look_at_server(self, session: Session) -> None:
         """Learn what the server is and how it is set up, or refuse it."""
         session.results(self.sql.begin_session)
-        server = dict(session.all(self.sql.server))
+        server: dict[str, Any] = dict(session.all(self.sql.server))
         version = server['version']
         product, oldest = ('MariaDB', OLDEST_MARIADB) if 'MariaDB' in version else ('MySQL', OLDEST_MYSQL)
         if tuple(map(int, version.split('.')[:2])) < oldest:
@@ -338,10 +348,10 @@ class MySQL(Adapter):
     def vote_holders(self, session: Session) -> str:
         return self._holder(session, SOME_OBJECTS)
 
-    def finish_holders(self, session: Session, ticket: list) -> str:
+    def finish_holders(self, session: Session, ticket: Ticket) -> str:
         """Or what it waits for: who holds a lock not everybody may see, but each user what his own connections do."""
         _, _, connection, epoch, _ = ticket
-        if _server(session.epoch or '') != _server(epoch):
+        if _server(session.epoch) != _server(epoch):
             return ''       # there the number is somebody else's
         who = 'another transaction'
         try:
@@ -389,7 +399,7 @@ class MySQL(Adapter):
 
     # Read ---------------------------------------------------------------------------------------------------------
 
-    def _poll(self, session: Session, since: int, limit: int) -> Polled:
+    def _poll(self, session: Session, since: int, limit: int) -> PerhapsPolled:
         """One message, also where a snapshot begins with it."""
         look = self._is_time_to_look()
         sql = f'{self.sql.made};\n{self.sql.poll}' if look else self.sql.poll
@@ -418,7 +428,7 @@ class MySQL(Adapter):
         *_, [[tid]] = self._whole(session, f'{self.sql.begin_snapshot};\n{self.sql.last_tid}', (), 0)
         return tid
 
-    def _whole(self, session: Session, sql: str, parameters: Sequence, column: int) -> list[list[Row]]:
+    def _whole(self, session: Session, sql: str, parameters: Sequence[Any], column: int) -> list[list[Row]]:
         """Run statements of which the last reads from a new view that lacks nothing; return the rows of each.
 
         MariaDB looks through the open transactions one by one to make a view, and meanwhile some are committed: it may
@@ -460,7 +470,7 @@ class MySQL(Adapter):
         vote = secrets.randbits(62)
         bases, reads = dict(ballot.bases), dict(ballot.reads)
         look = self._is_time_to_look()
-        statements = [(self.sql.made, ())] if look else []
+        statements: list[Statement] = [(self.sql.made, ())] if look else []
         statements.append((self.sql.begin_vote, (seconds, seconds, session.key, vote)))
         if 0 < len(reads) <= LIST and 0 not in reads.values():
             statements.append((self.sql.look_at_reads, (len(reads), tuple(reads), tuple(set(reads.values())))))
@@ -498,8 +508,8 @@ class MySQL(Adapter):
             verdict.last_tid = last
         changed = [oid for oid, base in ballot.bases if current.get(oid, 0) != base]
         if changed and not verdict.outdated:
-            states = self._send(session, [(self.sql.current_states, (some,)) for some in _lists(changed[:TOGETHER])])
-            states = {oid: (tid, state) for oid, tid, state in chain.from_iterable(states)}
+            rows = self._send(session, [(self.sql.current_states, (some,)) for some in _lists(changed[:TOGETHER])])
+            states = {oid: (tid, state) for oid, tid, state in chain.from_iterable(rows)}
             verdict.conflicts = [(oid, *states.get(oid, (current.get(oid, 0), None))) for oid in changed]
         return verdict
 
@@ -528,7 +538,8 @@ class MySQL(Adapter):
             return f'one of {count} transactions that have voted and not finished, the oldest {age} s ago'
         return 'another transaction'
 
-    def stage(self, session: Session, ticket: list, tid: int | None, metadata: Metadata, batches: Iterable) -> Iterable:
+    def stage(self, session: Session, ticket: Ticket, tid: int | None, metadata: Metadata,
+              batches: Iterator[Batch]) -> Iterable[Batch]:
         """What fits goes into the message of finish; else all goes ahead into a temporary table.
 
         StorageError if something does not fit at all.
@@ -552,9 +563,10 @@ class MySQL(Adapter):
                 row.oid, current.get(row.oid, 0), row.md5, row.size or 0, state, row.refs, row.data_tid)])
         return []
 
-    def _pieces(self, batches: Iterable, room: int) -> Iterator[list]:
+    def _pieces(self, batches: Iterable[Batch], room: int) -> Iterator[Batch]:
         """Yield the rows of all batches in lists, each of which is shorter than `room` in SQL."""
-        piece, size, wanted = [], 0, min(room, self.message_size)
+        piece: Batch = []
+        size, wanted = 0, min(room, self.message_size)
         for row, state in chain.from_iterable(batches):
             length = (self._driver.literal_size(state or b'') + self._driver.literal_size(row.refs or b'')
                       + ROW_OVERHEAD)
@@ -570,8 +582,8 @@ class MySQL(Adapter):
         if piece:
             yield piece
 
-    def finish(self, session: Session, ticket: list, tid: int | None, metadata: Metadata,
-               batches: Iterable) -> tuple[int, float]:
+    def finish(self, session: Session, ticket: Ticket, tid: int | None, metadata: Metadata,
+               batches: Iterable[Batch]) -> tuple[int, float]:
         batch = next(iter(batches), None)
         vote, key, _, _, current = ticket
         statements: list[Statement] = [(self.sql.begin_finish, (
@@ -596,7 +608,7 @@ class MySQL(Adapter):
             raise Unavailable('the transaction that has voted is gone')
         return tid, waited / 1e6 if waited >= SHORTEST_WAIT else 0.0
 
-    def outcome(self, session: Session, ticket: list, oids: Sequence[int]) -> int | None:
+    def outcome(self, session: Session, ticket: Ticket, oids: Sequence[int]) -> int | None:
         """A lost connection proves nothing: the server may be waiting for the commit lock still, and commit later.
 
         So wait for the lock on the row that the vote wrote, ending the orphan if it takes long.
@@ -673,7 +685,7 @@ class MySQL(Adapter):
         for some in _lists(rows, LIST):
             session.run(_rows(self.sql.add_garbage, len(some)), list(chain.from_iterable(some)))
 
-    def changes(self, session: Session, tid: int, oid: int, size: int) -> list[tuple]:
+    def changes(self, session: Session, tid: int, oid: int, size: int) -> list[Row]:
         """Not those after the newest that an earlier view has shown: some may be missing among them, see `_whole`."""
         newest = self.last_tid(session)
         return [row for row in super().changes(session, tid, oid, size) if row[1] <= newest]
@@ -779,11 +791,13 @@ def _waits(results: Iterable[Sequence[Row]]) -> Iterator[tuple[int, float]]:
         before = 0
         for kind, oid, _, after in rows if rows and rows[-1][3] >= SHORTEST_WAIT else ():
             if after - before >= SHORTEST_WAIT:
-                yield {'created': SOME_OBJECTS, 'commit': COMMIT_LOCK}.get(kind, oid), (after - before) / 1e6
+                if kind in NO_OBJECTS:
+                    oid = NO_OBJECTS[kind]
+                yield oid, (after - before) / 1e6
             before = after
 
 
-def _lists(values: Iterable, size: int = LIST) -> Iterator[tuple]:
+def _lists(values: Iterable[Any], size: int = LIST) -> Iterator[tuple[Any, ...]]:
     """Yield the values in tuples of up to `size`."""
     values = iter(values)
     while some := tuple(islice(values, size)):

@@ -7,7 +7,7 @@ they take, and means the functions of pg_catalog (postgresql_functions.sql).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from relstore.errors import ConfigurationError
@@ -49,5 +49,5 @@ def _types(arguments: str) -> list[str]:
     return [_TOLD_AS.get(kind, kind) for kind in kinds]
 
 
-def _array(names) -> str:
+def _array(names: Iterable[str]) -> str:
     return '{' + ','.join(f'"{name}"' for name in names) + '}'

@@ -4,6 +4,8 @@ What differs: each phase of a commit is one message, to one function on the serv
 Objects are locked by advisory locks keyed by oid. Every statement names its schema, so nothing depends on the
 session's search path.
 """
+from __future__ import annotations
+
 import re
 import secrets
 import struct
@@ -12,9 +14,10 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import accumulate, chain
+from typing import TYPE_CHECKING, Any
 
 from relstore.adapters import rights
-from relstore.adapters.base import EVERYBODY, Adapter, Ballot, Metadata, Polled, Verdict, lock_timeout
+from relstore.adapters.base import EVERYBODY, Adapter, Ballot, Metadata, PerhapsPolled, Ticket, Verdict, lock_timeout
 from relstore.adapters.completion import Completion, Lock
 from relstore.adapters.ownership import refuse_strangers
 from relstore.adapters.patience import TRY, in_tries
@@ -32,7 +35,10 @@ from relstore.errors import (
     Unavailable,
 )
 from relstore.sessions.drivers import LOCKS, find_driver
-from relstore.sessions.session import Session
+from relstore.sessions.session import Row, Session
+
+if TYPE_CHECKING:
+    from relstore.spool import Batch
 
 OLDEST = 130000                 # xid8 and pg_current_xact_id() came with 13
 FINISH_TIMEOUT = 600.0          # failing after the vote would tear a transaction over several databases
@@ -140,7 +146,7 @@ class PostgreSQL(Adapter):
                               placeholder='%s')
 
     def schema(self) -> dict[str, str]:
-        texts = {}
+        texts: dict[str, str] = {}
         for filename in ('schema.sql', 'postgresql_schema.sql', 'postgresql_functions.sql'):
             texts |= read(filename, self.keep_history)
         if not self._tables['key']:
@@ -301,7 +307,7 @@ class PostgreSQL(Adapter):
         [[key]] = session.all(self.sql.lock_key, (EVERYBODY,))
         return self._lock_holders(session, key)
 
-    def finish_holders(self, session: Session, ticket: list) -> str:
+    def finish_holders(self, session: Session, ticket: Ticket) -> str:
         backend, *_ = ticket
         return ', '.join(_holder(*row) if row[0] else 'a prepared transaction'
                          for row in session.all(self.sql.blockers, (backend,)))
@@ -318,7 +324,7 @@ class PostgreSQL(Adapter):
 
     # Read ---------------------------------------------------------------------------------------------------------
 
-    def _poll(self, session: Session, since: int, limit: int) -> Polled:
+    def _poll(self, session: Session, since: int, limit: int) -> PerhapsPolled:
         """One message, also where a snapshot begins with it."""
         [[epoch, last, sweeps, stands, oids, tids]] = session.script(self.sql.poll, (since, limit))
         return epoch, last, sweeps, stands, list(zip(oids, tids, strict=True)) if oids else []
@@ -352,13 +358,13 @@ class PostgreSQL(Adapter):
 
     # Commit -------------------------------------------------------------------------------------------------------
 
-    def send_ahead(self, session: Session, batches: Iterable) -> bool:
+    def send_ahead(self, session: Session, batches: Iterable[Batch]) -> bool:
         session.run(self.sql.begin_vote)
         for batch in batches:
             session.all(self.sql.stage, _arrays(batch, session.binds))
         return True
 
-    def send_again(self, session: Session, batches: Iterable) -> None:
+    def send_again(self, session: Session, batches: Iterable[Batch]) -> None:
         for batch in batches:
             session.run(self.sql.unstage, (self.oid_list(row.oid for row, _ in batch),))
             session.all(self.sql.stage, _arrays(batch, session.binds))
@@ -413,7 +419,8 @@ class PostgreSQL(Adapter):
         # Trying again helps, if at all, where others have locked most of what is locked.
         return (ConfigurationError if count > self.most_locks else OutOfLocks)(message)
 
-    def stage(self, session: Session, ticket: list, tid: int | None, metadata: Metadata, batches: Iterable) -> Iterable:
+    def stage(self, session: Session, ticket: Ticket, tid: int | None, metadata: Metadata,
+              batches: Iterator[Batch]) -> Iterable[Batch]:
         """What is small goes into the message of finish. What has become too large by resolving conflicts is sent."""
         first, second = next(batches, []), next(batches, None)
         if second is None:
@@ -422,8 +429,8 @@ class PostgreSQL(Adapter):
             session.all(self.sql.stage, _arrays(batch, session.binds))
         return []
 
-    def finish(self, session: Session, ticket: list, tid: int | None, metadata: Metadata,
-               batches: Iterable) -> tuple[int, float]:
+    def finish(self, session: Session, ticket: Ticket, tid: int | None, metadata: Metadata,
+               batches: Iterable[Batch]) -> tuple[int, float]:
         batch = next(iter(batches), None)
         _, transaction, *_ = ticket
         [[answer, *_]] = session.script(self.sql.finish, (
@@ -432,7 +439,7 @@ class PostgreSQL(Adapter):
         tid, waited = answer.split()
         return int(tid), int(waited) / 1e6
 
-    def outcome(self, session: Session, ticket: list, oids: Sequence[int]) -> int | None:
+    def outcome(self, session: Session, ticket: Ticket, oids: Sequence[int]) -> int | None:
         """A lost connection proves nothing: the backend may be waiting for the commit lock still, and commit later.
 
         So wait until the server knows, ending the orphan if it takes long. Then a commit of our own makes what we
@@ -508,7 +515,7 @@ class PostgreSQL(Adapter):
         [[key]] = session.all(self.sql.lock_key, (PACK_LOCK,))
         return self._lock_holders(session, key)
 
-    def revisions(self, session: Session, references: bool) -> Iterator[list[tuple]]:
+    def revisions(self, session: Session, references: bool) -> Iterator[list[Row]]:
         """In the order of the table, through a cursor: by oid every page of the table would be read many times."""
         session.script(self.sql.open_revisions if references else self.sql.open_revisions_only)
         while page := session.all(self.sql.next_revisions):
@@ -619,12 +626,12 @@ def _columns(pairs: Sequence[tuple[int, int]]) -> tuple[Sequence[int], Sequence[
     return [first for first, _ in pairs], [second for _, second in pairs]
 
 
-def _arrays(batch: Sequence, binary: bool) -> tuple:
+def _arrays(batch: Batch, binary: bool) -> tuple[Any, ...]:
     """Return a batch as the parameters of relstore_rows_1."""
     rows = [row for row, _ in batch]
     states = [state or b'' for _, state in batch]
     refs = [row.refs or b'' for row in rows]
-    array = _binary_array if binary else _array
+    array: Callable[[str, Sequence[Any]], str | bytes] = _binary_array if binary else _array
     refs_sizes = [None if row.refs is None else len(row.refs) for row in rows]
     return (
         array('bigint', [row.oid for row in rows]),
@@ -634,7 +641,7 @@ def _arrays(batch: Sequence, binary: bool) -> tuple:
         b''.join(states), b''.join(refs))
 
 
-def _known(values: list) -> list:
+def _known(values: list[Any]) -> list[Any]:
     """Return the column, or nothing where it is NULL throughout: so is what an array lacks beside a longer one."""
     return values if values.count(None) < len(values) else []
 
@@ -644,12 +651,12 @@ def _starts(values: Sequence[bytes]) -> list[int]:
     return list(accumulate(map(len, values[:-1]), initial=0)) if values else []
 
 
-def _array(kind: str, values: Sequence) -> str:
+def _array(kind: str, values: Sequence[Any]) -> str:
     """Return numbers, md5s and None as an array; all at once, for a commit of many objects makes many."""
     return '{' + ','.join(map(str, values)).replace('None', 'NULL') + '}'
 
 
-def _binary_array(kind: str, values: Sequence) -> bytes:
+def _binary_array(kind: str, values: Sequence[Any]) -> bytes:
     """Return the same in the form that the server need not parse: a header, then the length of each, and itself."""
     number, form, size = ELEMENTS[kind]
     # Dimensions; is there a NULL; the type; how many, and what the first is called.

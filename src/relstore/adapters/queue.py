@@ -140,7 +140,7 @@ class Processes:
         self._coming: _Coming | None = None     # what is being waited for
         self._present = False
 
-    def __del__(self):
+    def __del__(self) -> None:
         for file in self._file, self._readable:     # not one before the other: it would take all locks along
             if file is not None:
                 os.close(file)
@@ -155,9 +155,9 @@ class Processes:
             except OSError as e:
                 self._do_without(e)
             with suppress(OSError):         # then neighbours.py tells by the files that are open
-                if self._file is None and self._readable is None:
-                    self._readable = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
                 file = self._readable if self._file is None else self._file
+                if file is None:
+                    file = self._readable = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
                 fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, PRESENT)
                 self._present = True
 
@@ -170,7 +170,7 @@ class Processes:
             if self._coming.stalled if self._coming else self._useless or self._at_once():
                 return True
             if timeout <= 0:
-                if self._coming is None:
+                if self._coming is None and self._file is not None:
                     _unlock(self._file, NEXT)
                 return False
             coming = self._coming or self._wait()
@@ -202,19 +202,21 @@ class Processes:
     def _at_once(self) -> bool:
         """Take both locks if they are free. Where only NEXT was, it stays ours."""
         try:
-            self._open()
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, NEXT)
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, CURRENT)
-            _unlock(self._file, NEXT)
+            file = self._open()
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, NEXT)
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, CURRENT)
+            _unlock(file, NEXT)
         except OSError as e:
             if self._file is not None and e.errno in BUSY:
                 return False
             self._do_without(e)
         return True
 
-    def _open(self) -> None:
-        if self._file is None:
-            self._file = _open(self._path)
+    def _open(self) -> int:
+        file = self._file
+        if file is None:
+            file = self._file = _open(self._path)
+        return file
 
     def _wait(self) -> '_Coming':
         self._coming = coming = _Coming()
@@ -226,9 +228,10 @@ class Processes:
 
     def _fetch(self, coming: '_Coming') -> None:
         try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX, 1, NEXT)
-            fcntl.lockf(self._file, fcntl.LOCK_EX, 1, CURRENT)
-            _unlock(self._file, NEXT)
+            file = self._open()
+            fcntl.lockf(file, fcntl.LOCK_EX, 1, NEXT)
+            fcntl.lockf(file, fcntl.LOCK_EX, 1, CURRENT)
+            _unlock(file, NEXT)
         except OSError as e:
             if e.errno != errno.EDEADLK:        # the system may suspect one, where threads wait for several locks
                 self._do_without(e)
@@ -259,7 +262,7 @@ class Processes:
 class _Coming:
     """A turn that a thread waits for. wanted: by somebody, still. stalled: nobody is to wait until it has come."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.came, self.wanted, self.stalled = threading.Event(), True, False
 
 

@@ -214,8 +214,8 @@ def _grouped(rights: Iterable[Right]) -> Iterator[tuple[str, str, list[str]]]:
     for right in rights:
         objects.setdefault((right.kind, right.name), []).append(right.privilege)
     alike: dict[tuple[str, str], list[str]] = {}
-    for (kind, name), privileges in objects.items():
-        alike.setdefault((kind, ', '.join(privileges)), []).append(name)
+    for (kind, name), wanted in objects.items():
+        alike.setdefault((kind, ', '.join(wanted)), []).append(name)
     for (kind, privileges), names in alike.items():
         yield kind, privileges, names
 

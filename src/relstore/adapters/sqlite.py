@@ -4,6 +4,8 @@ What differs: a commit is a series of plain statements, because they cost no rou
 one lock there is for writers, so nothing else needs locking (queue.py has the order in which they get it); the clock is
 ours. Readers are never blocked (write-ahead log), and an acknowledged commit is on disk (synchronous=FULL).
 """
+from __future__ import annotations
+
 import fcntl
 import logging
 import os
@@ -14,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ZODB.utils import newTid, p64, u64
 
@@ -24,7 +27,8 @@ from relstore.adapters.base import (
     Adapter,
     Ballot,
     Metadata,
-    Polled,
+    PerhapsPolled,
+    Ticket,
     Verdict,
     lock_timeout,
 )
@@ -36,7 +40,10 @@ from relstore.adapters.queue import queue_of
 from relstore.adapters.statements import Statements, Tables, read
 from relstore.errors import ConfigurationError, DatabaseError, LockTimeout
 from relstore.sessions.drivers import find_driver
-from relstore.sessions.session import Session
+from relstore.sessions.session import Row, Session
+
+if TYPE_CHECKING:
+    from relstore.spool import Batch
 
 log = logging.getLogger('relstore')
 
@@ -48,6 +55,8 @@ LARGE = 1000        # objects of a transaction that would read much of the file
 BUSY_TIMEOUT = 30   # seconds to wait for what is not the lock for writers: a checkpoint, a recovery
 # Seconds after which a vote looks whether RelStorage has come.
 LOOK_AGAIN = 3.0
+
+SomeSession = TypeVar('SomeSession', bound=Session)
 
 
 class SQLite(Adapter):
@@ -96,7 +105,7 @@ class SQLite(Adapter):
                               placeholder='?')
 
     def schema(self) -> dict[str, str]:
-        texts = read('schema.sql', self.keep_history) | read('sqlite_schema.sql', self.keep_history)
+        texts = {**read('schema.sql', self.keep_history), **read('sqlite_schema.sql', self.keep_history)}
         return {name: text.format_map(self._tables) for name, text in texts.items()}
 
     @property
@@ -104,7 +113,7 @@ class SQLite(Adapter):
         """Always: each statement of its own would take and give back the file's locks, a tenth of a cold load."""
         return True
 
-    def writes_alone(self, session: Session) -> bool:
+    def writes_alone(self, session: FileSession) -> bool:
         """RelStorage and relstore never use one directory at once, but an older relstore may."""
         return self.meta(session).get('writers') != 'any'
 
@@ -113,7 +122,7 @@ class SQLite(Adapter):
     def is_there(self) -> bool:
         return self.path.exists()
 
-    def connect(self) -> Session:
+    def connect(self) -> FileSession:
         session = self._open(self.path)
         try:
             session.epoch = self.epoch(session)
@@ -147,7 +156,7 @@ class SQLite(Adapter):
             raise
         return session
 
-    def _connected(self, kind: type, path: Path, *others) -> Session:
+    def _connected(self, kind: type[SomeSession], path: Path, *others: Any) -> SomeSession:
         mode = 'ro' if self.read_only else 'rwc'
         return kind(find_driver('sqlite3', 'sqlite3'), f'{path.as_uri()}?mode={mode}', float(BUSY_TIMEOUT), *others)
 
@@ -241,14 +250,14 @@ class SQLite(Adapter):
         finally:
             session.rollback()
 
-    def run_ddl(self, session: Session, make: Callable[[], None]) -> None:
+    def run_ddl(self, session: FileSession, make: Callable[[], None]) -> None:
         make()
         session.run(self.sql.commit)
 
-    def table_holders(self, session: Session, table: str, readers: bool) -> str:
-        return self._writer()
+    def table_holders(self, session: FileSession, table: str, readers: bool) -> str:
+        return self._neighbours.writer()
 
-    def _adopt_oids(self, session: Session) -> None:
+    def _adopt_oids(self, session: FileSession) -> None:
         """Count on from whatever is in use: a backup may be older than its oids, and RelStorage counts elsewhere."""
         [[last]] = session.all(self.sql.last_oid)
         [[used]] = session.all(self.sql.max_oid)
@@ -260,11 +269,11 @@ class SQLite(Adapter):
         elif theirs < last:
             self._in_oid_file(self.sql.raise_relstorage_oid, (last // 16,))
 
-    def renew_epoch(self, session: Session) -> None:
+    def renew_epoch(self, session: FileSession) -> None:
         with self._writing(session):
             session.run(self.sql.new_epoch, (secrets.token_hex(8),))
 
-    def _in_oid_file(self, sql: str, parameters: Sequence = ()) -> int:
+    def _in_oid_file(self, sql: str, parameters: Sequence[Any] = ()) -> int:
         """Run a statement where RelStorage counts oids, if that is there; else return 0."""
         if not self._oid_file.exists():
             return 0
@@ -289,7 +298,7 @@ class SQLite(Adapter):
 
     # Read ---------------------------------------------------------------------------------------------------------
 
-    def _poll(self, session: Session, since: int, limit: int) -> Polled:
+    def _poll(self, session: FileSession, since: int, limit: int) -> PerhapsPolled:
         """What stands is asked only where there is something newer: it costs no message."""
         self._file.compare(session)
         [(epoch, last), (sweeps, _), *changes] = session.series([
@@ -299,7 +308,7 @@ class SQLite(Adapter):
 
     # Commit -------------------------------------------------------------------------------------------------------
 
-    def vote(self, session: Session, ballot: Ballot) -> Verdict:
+    def vote(self, session: FileSession, ballot: Ballot) -> Verdict:
         wanted = [oid for oid, _ in (*ballot.bases, *ballot.reads, *ballot.known)] + list(ballot.restored)
         vote = self.sql.vote, (ballot.at, self.oid_list(wanted))
         if time.monotonic() > self._looked + LOOK_AGAIN:
@@ -319,7 +328,7 @@ class SQLite(Adapter):
         if _is_lost(session, ballot, rows):
             return Verdict(epoch_changed=True, waits=waits)
         (_, last), (sweeps, sweeping), _, *found = rows
-        current = dict(found)
+        current: dict[int, int] = dict(found)
         verdict = Verdict(ticket=[last, current, None], waits=waits, sweeps=sweeps, sweeping=sweeping)
         verdict.outdated = _outdated(ballot, rows)
         if ballot.restored_tid is not None and ballot.restored_tid <= last:
@@ -339,7 +348,8 @@ class SQLite(Adapter):
         except LockTimeout as e:
             raise lock_timeout(COMMIT_LOCK, timeout, self._neighbours.writer()) from e
 
-    def stage(self, session: Session, ticket: list, tid: int | None, metadata: Metadata, batches: Iterable) -> Iterable:
+    def stage(self, session: FileSession, ticket: Ticket, tid: int | None, metadata: Metadata,
+              batches: Iterator[Batch]) -> Iterable[Batch]:
         """Write everything: the lock for writers is held since vote, and the disk may be full."""
         last, replaced, *_ = ticket
         if tid is None:
@@ -359,8 +369,8 @@ class SQLite(Adapter):
         ticket[2] = tid
         return []
 
-    def finish(self, session: Session, ticket: list, tid: int | None, metadata: Metadata,
-               batches: Iterable) -> tuple[int, float]:
+    def finish(self, session: FileSession, ticket: Ticket, tid: int | None, metadata: Metadata,
+               batches: Iterable[Batch]) -> tuple[int, float]:
         self._file.compare(session)
         try:
             session.run(self.sql.commit)
@@ -370,12 +380,12 @@ class SQLite(Adapter):
             raise
         return ticket[2], 0.0       # the lock is held since vote
 
-    def outcome(self, session: Session, ticket: list, oids: Sequence[int]) -> int | None:
+    def outcome(self, session: FileSession, ticket: Ticket, oids: Sequence[int]) -> int | None:
         """The process that commits is the database: what is not there now never will be."""
         tid = ticket[2]
         return tid if tid is not None and self.transactions(session, tid, tid, 1) else None
 
-    def new_oids(self, session: Session, count: int) -> list[int]:
+    def new_oids(self, session: FileSession, count: int) -> list[int]:
         self._file.compare(session)
         with self._writing(session):
             [[last]] = session.all(self.sql.take_oids, (16 * count,))
@@ -386,14 +396,14 @@ class SQLite(Adapter):
         self._look_around()         # after RelStorage can count no block of these
         return list(range(block - count + 1, block + 1))
 
-    def reserve_oids(self, session: Session, oid: int) -> None:
+    def reserve_oids(self, session: FileSession, oid: int) -> None:
         block = -(-oid // 16)       # rounded up
         session.run(self.sql.raise_oid, (16 * block,))
         self._in_oid_file(self.sql.raise_relstorage_oid, (block,))
 
     # Pack ---------------------------------------------------------------------------------------------------------
 
-    def lock_pack(self, session: Session) -> str | None:
+    def lock_pack(self, session: FileSession) -> str | None:
         """The lock of a file, which the system releases however the process ends."""
         session.run('PRAGMA mmap_size = 0')     # else all that this session removes counts as memory of the process
         path = self.data_dir / 'pack.lock'
@@ -415,46 +425,46 @@ class SQLite(Adapter):
             raise DatabaseError(f'{file.name} cannot be written: {e.strerror}') from e
         return None
 
-    def stay(self, session: Session) -> None:
+    def stay(self, session: FileSession) -> None:
         """Nobody ends it."""
 
-    def save_references(self, session: Session, rows: Sequence[tuple[int, int, bytes]]) -> None:
+    def save_references(self, session: FileSession, rows: Sequence[tuple[int, int, bytes]]) -> None:
         with self._writing(session):
             super().save_references(session, rows)
 
-    def add_garbage(self, session: Session, rows: Sequence[tuple[int, int, int, int, int]]) -> None:
+    def add_garbage(self, session: FileSession, rows: Sequence[tuple[int, int, int, int, int]]) -> None:
         with self._writing(session):
             super().add_garbage(session, rows)
 
-    def new_pack(self, session: Session, pack_tid: int, marked_tid: int, gc: bool, token: str) -> int:
+    def new_pack(self, session: FileSession, pack_tid: int, marked_tid: int, gc: bool, token: str) -> int:
         with self._writing(session):
             return super().new_pack(session, pack_tid, marked_tid, gc, token)
 
-    def end_marking(self, session: Session, generation: int, token: str, objects: int,
+    def end_marking(self, session: FileSession, generation: int, token: str, objects: int,
                     progress: str = PREPARED) -> None:
         with self._writing(session):
             super().end_marking(session, generation, token, objects, progress)
 
-    def spare(self, session: Session, generation: int, oids: Sequence[int]) -> None:
+    def spare(self, session: FileSession, generation: int, oids: Sequence[int]) -> None:
         with self._writing(session):
             super().spare(session, generation, oids)
 
-    def forget_garbage(self, session: Session, generation: int, keep: int) -> int:
+    def forget_garbage(self, session: FileSession, generation: int, keep: int) -> int:
         with self._writing(session):
             return super().forget_garbage(session, generation, keep)
 
-    def begin_snapshot(self, session: Session) -> int:
+    def begin_snapshot(self, session: FileSession) -> int:
         session.run('PRAGMA mmap_size = 0')     # else all that is read counts as memory of this process
         session.retire()
         session.run(self.sql.begin_read)
         return self.last_tid(session)
 
-    def lock_votes(self, session: Session, timeout: float) -> None:
+    def lock_votes(self, session: FileSession, timeout: float) -> None:
         """Who has voted has the lock for writers."""
         if session.try_to_write(self.sql.begin_write) is None:
             self._wait_to_write(session, timeout)
 
-    def sweep(self, session: Session, generation: int, after: int, upto: int) -> tuple[int, int]:
+    def sweep(self, session: FileSession, generation: int, after: int, upto: int) -> tuple[int, int]:
         batch = generation, after, upto
         with self._writing(session):
             if self.keep_history:
@@ -464,7 +474,7 @@ class SQLite(Adapter):
             session.run(self.sql.sweep_chunks, batch)
         return len(sizes), sum(size for size, in sizes)
 
-    def forget_transactions(self, session: Session, after: int, upto: int, named: bool) -> int:
+    def forget_transactions(self, session: FileSession, after: int, upto: int, named: bool) -> int:
         with self._writing(session):
             count = session.run(self.sql.forget_transactions, (after, upto, named))
             session.run(self.sql.mark_packed, (after, upto))
@@ -485,32 +495,32 @@ class SQLite(Adapter):
 
     # Administration -----------------------------------------------------------------------------------------------
 
-    def estimated_count(self, session: Session) -> int:
+    def estimated_count(self, session: FileSession) -> int:
         """SQLite keeps no count; the largest oid is near it where few objects were packed away."""
         [[oid]] = session.all(self.sql.max_oid)
         return oid
 
-    def size(self, session: Session) -> int:
+    def size(self, session: FileSession) -> int:
         [[size]] = session.all(self.sql.size)
         return size
 
-    def zap_all(self, session: Session) -> None:
+    def zap_all(self, session: FileSession) -> None:
         with self._writing(session):
             for statement in self.sql.zap.split(';\n'):
                 session.run(statement)
             self.renew_epoch(session)
 
 
-def _is_lost(session: Session, ballot: Ballot, rows: Sequence[tuple]) -> bool:
+def _is_lost(session: FileSession, ballot: Ballot, rows: Sequence[Row]) -> bool:
     """Whether the epoch is another, or what the transaction stands on is gone: see proof.py. rows: of a vote."""
     (epoch, _), _, (is_gone, packed_to), *found = rows
-    current = dict(found)
+    current: dict[int, int] = dict(found)
     return (epoch is None or epoch + session.file != ballot.epoch
             or is_gone and ballot.at is not None and ballot.at > packed_to
             or any(current.get(oid, tid) < tid for oid, tid in ballot.known))
 
 
-def _outdated(ballot: Ballot, rows: Sequence[tuple]) -> list[tuple[int, int]]:
+def _outdated(ballot: Ballot, rows: Sequence[Row]) -> list[tuple[int, int]]:
     """Return (oid, tid that is current) of what was read and has changed since. rows: of a vote."""
-    current = dict(rows[3:])
+    current: dict[int, int] = dict(rows[3:])
     return [(oid, current.get(oid, 0)) for oid, tid in ballot.reads if current.get(oid, 0) != tid]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 _HEAD = re.compile(r'^-- name: (\S+?)(?: \[(hp|hf)\])?$', re.MULTILINE)
 _COMMENT = re.compile(r'^--.*\n?', re.MULTILINE)
@@ -28,7 +29,7 @@ def read(filename: str, keep_history: bool) -> Mapping[str, str]:
 @cache
 def _text(filename: str) -> str:
     """Read once: a process may give up the right to read its own code, and open another database afterwards."""
-    return files('relstore.adapters').joinpath('sql', filename).read_text(encoding='utf-8')
+    return files('relstore.adapters').joinpath('sql').joinpath(filename).read_text(encoding='utf-8')
 
 
 class Statements:
@@ -44,12 +45,15 @@ class Statements:
             text = body if placeholder == '?' else body.replace('%', '%%').replace('?', placeholder)
             setattr(self, name, text)
 
+    if TYPE_CHECKING:
+        def __getattr__(self, name: str) -> str: ...
+
     def __iter__(self) -> Iterator[tuple[str, str]]:
         """Yield (name, text with ? for each parameter) of every statement that will ever be sent."""
         return iter(self._texts.items())
 
 
-class Tables(dict):
+class Tables(dict[str, str]):
     """Macros; a word without one is a table, qualified by `prefix` and quoted if it is a reserved word."""
 
     def __init__(self, prefix: str = '', reserved: frozenset[str] = frozenset(), **macros: str):
