@@ -39,7 +39,7 @@ class Standing:
     """
     __slots__ = ('between', '__weakref__')
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.between: tuple[int, int] | None = None
 
 

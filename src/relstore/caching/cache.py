@@ -120,8 +120,8 @@ class Cache:
     def revision(self, oid: int, tid: int) -> bytes | None:
         """Return the state that the transaction `tid` gave the object, or None if it is not cached."""
         with self._lock:        # else it may be on its way from one place to another
-            if self._overwritten:
-                self._keep_bases()
+            if self._overwritten and self._bases is not None:
+                self._keep_bases(self._bases)
             for revision in (self._entries.get(oid), self._older.get(oid)):
                 if revision is not None and revision.tid == tid:
                     return revision.state
@@ -169,10 +169,10 @@ class Cache:
         if self._bases is not None:
             self._overwritten.append((oid, Base(revision.tid, before, revision.state)))
 
-    def _keep_bases(self) -> None:
-        self._bytes -= self._bases.bytes
-        self._bases.keep(self._overwritten)
-        self._bytes += self._bases.bytes
+    def _keep_bases(self, bases: Bases) -> None:
+        self._bytes -= bases.bytes
+        bases.keep(self._overwritten)
+        self._bytes += bases.bytes
         self._overwritten = []
 
     # Filling
@@ -188,8 +188,8 @@ class Cache:
                 tid = self._last_tid
             self._last_tid = tid
             self._add(oid, tid, state, self._valid_to(oid, at))
-            if self._overwritten:
-                self._keep_bases()
+            if self._overwritten and self._bases is not None:
+                self._keep_bases(self._bases)
             if self._bytes > self.limit:
                 self._evict()
 
@@ -206,8 +206,8 @@ class Cache:
                     self._add(oid, tid, state, OPEN if covered and changed(oid, 0) <= tid else tid)
                     if self._bytes > self.limit:
                         self._evict()
-            if self._overwritten:
-                self._keep_bases()
+            if self._overwritten and self._bases is not None:
+                self._keep_bases(self._bases)
                 if self._bytes > self.limit:
                     self._evict()
 
@@ -406,7 +406,8 @@ class Cache:
             entries = {} if self._outdated(generation) else self._entries.copy()
         # Without the lock, for there may be many: whatever valid_to becomes is true, and at least this head where
         # the revision is right there.
-        used, unused = [], []
+        used: list[tuple[int, int, bytes]] = []
+        unused: list[tuple[int, int, bytes]] = []
         for oid, newest in entries.items():
             if newest.tid <= head <= newest.valid_to:
                 (used if newest.used else unused).append((oid, newest.tid, newest.state))
@@ -440,9 +441,9 @@ class Cache:
                 self._overwrite(oid, revision, self._entries[oid].tid)
             self._older = {}
             for oid in oids or ():
-                revision = self._entries.pop(oid, None)
-                if revision is not None:
-                    self._bytes -= OBJECT_BYTES + _size(revision.state)
+                gone = self._entries.pop(oid, None)
+                if gone is not None:
+                    self._bytes -= OBJECT_BYTES + _size(gone.state)
             self._clock = deque(oid for oid in self._clock if oid in self._entries)
             self._changed = {}
             self.floor = self.head

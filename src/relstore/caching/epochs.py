@@ -36,7 +36,7 @@ class Epochs:
 
     def __init__(self, remembered: int):
         self._remembered = remembered
-        self.now: str | None = None     # the epoch of the current generation
+        self.now = ''                   # the epoch of the current generation
         self.early: Sequence[tuple[int, int]] = ()      # (oid, tid) of what was newest when it began
         self._first = 0                 # its first generation
         self._sweeps: dict[int, int] = {}       # by the generation from which on they are known, in its order

@@ -51,13 +51,13 @@ class Unreachable(Exception):
 class Socket(socket.socket):
     """One whose timeout is for an answer as a whole, from sending the request on, not for each part of it."""
 
-    def sendall(self, data: bytes) -> None:
+    def sendall(self, data: bytes) -> None:     # type: ignore[override]  # as the client libraries call it
         patience = TIMEOUT + len(data) / SLOWEST
         self._deadline = time.monotonic() + patience
         self.settimeout(patience)
         super().sendall(data)
 
-    def recv(self, size: int) -> bytes:
+    def recv(self, size: int) -> bytes:         # type: ignore[override]  # likewise
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError('the answer drips')
@@ -72,7 +72,7 @@ class Pymemcache:
     # Does the process survive an answer that is not memcached's?
     survives_garbage = True
 
-    def __init__(self):
+    def __init__(self) -> None:
         import pymemcache
         sockets = SimpleNamespace(**vars(socket) | {'socket': Socket})
         self._client = partial(pymemcache.Client, connect_timeout=TIMEOUT, timeout=TIMEOUT, no_delay=True,
@@ -94,7 +94,7 @@ class Pylibmc:
     # verify_keys is for keys that are sent. The binary protocol breaks by nearly every series of random answers.
     survives_garbage = False
 
-    def __init__(self):
+    def __init__(self) -> None:
         import pylibmc
 
         class Client(pylibmc.Client):
@@ -131,16 +131,16 @@ class Pylibmc:
 
 
 # The one to be preferred first: pylibmc reads faster, but does not survive everything.
-MODULES = {'pymemcache': Pymemcache, 'pylibmc': Pylibmc}
+MODULES: dict[str, Callable[[], Pylibmc | Pymemcache]] = {'pymemcache': Pymemcache, 'pylibmc': Pylibmc}
 # RelStorage's names for cache-module-name. Who chose pylibmc there did not choose what it risks.
-FORMER_MODULES = {
+FORMER_MODULES: dict[str, str | None] = {
     'relstorage.pylibmc_wrapper': None, 'relstorage.memcache_wrapper': 'pymemcache', 'memcache': 'pymemcache',
     'auto': None}
 
 
 def _library(module: str | None) -> Pylibmc | Pymemcache:
     """Return the client library of that name; with None the first of MODULES that can be imported."""
-    name = FORMER_MODULES.get(module, module)
+    name = module if module is None else FORMER_MODULES.get(module, module)
     if name is not None and name not in MODULES:
         raise ConfigurationError(f'cache-module-name is {module!r}: allowed is {" or ".join(MODULES)}.')
     for candidate in MODULES if name is None else [name]:

@@ -35,12 +35,13 @@ class Polling:
         self.after_fork()
 
     def after_fork(self) -> None:
-        self._seen: tuple | None = None         # (what was the state before a question that was answered, until when)
+        # (what was the state before a question that was answered, until when)
+        self._seen: tuple[tuple[int | None, int, int], float] | None = None
         self._changed = threading.Condition()   # guards what follows
         self._asking = 0                        # questions that wait for their answers
         self._asked = 0                         # how many questions were sent for all
         self._answered = 0                      # which of them was answered last,
-        self._answer: Answer | None = None      # and how
+        self._answer: Answer = 0, -1            # and how
 
     def committed(self) -> None:
         """This process has committed."""

@@ -63,9 +63,12 @@ class Counts:
     kinds           by the name of the class
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.fetched = self.used = 0
         self.kinds: dict[bytes, Kind] = {}
+
+
+Found = dict[int, None]         # oids, in the order in which they are to be fetched
 
 
 class _Window:
@@ -258,14 +261,14 @@ class ReadAhead:
         self._judge(across, across.fetched)
         place = _place(_pack(oid), referrer.refs)
         if last is not None and not (along.size and across.size):
-            self._reopen(referrer, place, last, _pack(last_oid))
+            self._reopen(referrer, along, across, place, last, _pack(last_oid))
         if not (along.size or across.size):
             return []
         if oid not in self._parents:
             self._remember(referrer)    # keep it in mind
-        found: dict[int, None] = {}
+        found: Found = {}
         if along.size:
-            along.fetched = self._along(referrer, place, oid, at, found)
+            along.fetched = self._along(referrer, along, place, oid, at, found)
         if across.size:
             across.fetched = self._take(across, oid, at, self._across(referrer, place), found)
         found.pop(oid, None)
@@ -274,9 +277,9 @@ class ReadAhead:
         self._counts.fetched += len(found)
         return list(found)
 
-    def _reopen(self, referrer: _Referrer, place: int, last: _Referrer, last_oid: bytes) -> None:
+    def _reopen(self, referrer: _Referrer, along: _Window, across: _Window, place: int, last: _Referrer,
+                last_oid: bytes) -> None:
         """Open a closed window if this miss follows the last one of the class that way."""
-        along, across = referrer.along, referrer.cls.across
         if last is referrer:
             if not along.size and referrer.refs[8 * place - 8:8 * place] == last_oid:
                 along.size = REOPENED
@@ -285,9 +288,10 @@ class ReadAhead:
             if following is referrer:
                 across.size = REOPENED
 
-    def _along(self, referrer: _Referrer, place: int, missed: int, at: int, found: dict, depth: int = 0) -> list[int]:
+    def _along(self, referrer: _Referrer, window: _Window, place: int, missed: int, at: int, found: Found,
+               depth: int = 0) -> list[int]:
         """Add to `found` what comes after the missed object, which is at this place; return what the window let in."""
-        window, refs = referrer.along, referrer.refs
+        refs = referrer.refs
         start = 0 if len(refs) <= 8 * SMALL else place + 1
         guesses = list(unpack(refs[8 * start:8 * (start + window.size + 1)]))
         unseen = None
@@ -302,11 +306,13 @@ class ReadAhead:
         taken = self._take(window, missed, at, guesses, found)
         if unseen is not None and (depth or window.size == LARGEST) and depth < DEPTH and len(found) < LARGEST:
             found[unseen] = None        # even if it is cached: what it refers to is not known
-            parent = self._parent(referrer.oid)
+            parent = None if referrer.oid is None else self._parent(referrer.oid)
+            if parent is None:
+                return taken
             if parent.along is None:
                 parent.along = _Window(parent.cls.kind, 'along')
             parent.along.size = parent.along.size or REOPENED
-            self._along(parent, _place(_pack(unseen), parent.refs), unseen, at, found, depth + 1)
+            self._along(parent, parent.along, _place(_pack(unseen), parent.refs), unseen, at, found, depth + 1)
         return taken
 
     def _across(self, referrer: _Referrer, place: int) -> Iterator[int]:
@@ -315,7 +321,7 @@ class ReadAhead:
                 break
             yield from unpack(sibling.refs[8 * place:8 * place + 8])
 
-    def _take(self, window: _Window, missed: int, at: int, guesses: Iterable[int], found: dict) -> list[int]:
+    def _take(self, window: _Window, missed: int, at: int, guesses: Iterable[int], found: Found) -> list[int]:
         """Add to `found` the guesses that the window lets in, but for what is cached already; return those."""
         holds = self._cache.holds
         guesses = islice((oid for oid in guesses if oid != missed), min(window.size, LARGEST - len(found)))

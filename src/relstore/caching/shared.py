@@ -20,6 +20,7 @@ from hashlib import blake2b
 
 from relstore.caching.cache import Cache
 from relstore.caching.memcached import LARGEST, Memcached, Unreachable, keys_of
+from relstore.sessions.session import Row
 
 # What one call writes at most: the rest is left to those who load it.
 LARGEST_BATCH, LARGEST_BATCH_BYTES = 500, 2_000_000
@@ -116,7 +117,7 @@ class Tier:
         if epoch is not None:
             self._set(self._named(epoch, rows, at))
 
-    def _named(self, epoch: _Epoch, rows: Iterable[tuple], at: int) -> Iterable[tuple]:
+    def _named(self, epoch: _Epoch, rows: Iterable[Row], at: int) -> Iterable[Row]:
         for oid, state, tid, refs in rows:
             for change, base in self._facts(epoch, oid, at):
                 if tid == change or not change and tid <= base:
@@ -181,7 +182,8 @@ class Tier:
                 yield change, base
 
     def _set(self, rows: Iterable[tuple[str, bytes | None, int, bytes | None]]) -> None:
-        values, room = {}, LARGEST_BATCH_BYTES
+        values: dict[str, bytes] = {}
+        room = LARGEST_BATCH_BYTES
         for key, state, tid, refs in rows:
             if state is None or len(state) > LARGEST:
                 continue

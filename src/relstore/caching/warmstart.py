@@ -29,7 +29,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from relstore.caching.cache import Cache
 from relstore.caching.proof import ENOUGH, Known
@@ -86,8 +86,8 @@ class WarmStart:
         self.filled = threading.Event()     # has the file been read, as far as it is of use?
         self._stop = threading.Event()
         self._usable = False
-        self._proven: tuple | None = None   # the file that head() has looked at
-        self._saved: tuple | None = None    # what the cache was like when it agreed with the file
+        self._proven: tuple[Any, ...] | None = None   # the file that head() has looked at
+        self._saved: tuple[Any, ...] | None = None    # what the cache was like when it agreed with the file
 
     # For the Database ---------------------------------------------------------------------------------------------
 
@@ -224,7 +224,7 @@ class WarmStart:
         if not os.access(self._directory, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), self._directory)
 
-    def _mark(self, generation: int) -> tuple:
+    def _mark(self, generation: int) -> tuple[Any, ...]:
         """Return what is not the same any more when states have come or gone."""
         stats = self._cache.stats()
         return generation, self._cache.head, stats['objects'], stats['bytes'], stats['evictions']
@@ -308,7 +308,8 @@ def _checksum(records: bytes) -> int:
 
 
 def _blocks(rows: Iterable[Row]) -> Iterator[bytes]:
-    records, size = [], 0
+    records: list[bytes] = []
+    size = 0
     for oid, tid, state in rows:
         records += RECORD.pack(oid, tid, len(state)), state
         size += RECORD.size + len(state)
