@@ -5,10 +5,12 @@ not known, which it finds out ahead of a pack, or all, which it compares with th
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
+from typing import Any
 
 from ZODB.utils import p64
 
@@ -16,10 +18,11 @@ from relstore.adapters.base import MAX_TID
 from relstore.database import Database
 from relstore.errors import ConfigurationError
 from relstore.packing.garbage import OBJECT, OLDER
+from relstore.packing.graph import Graph
 from relstore.packing.reading import Revisions
 from relstore.packing.report import Progress, Report
 from relstore.references import class_name, references, unpack
-from relstore.sessions.session import Session
+from relstore.sessions.session import Row, Session
 
 # Records that are read at a time: most are not longer than 20,000 bytes, the others come one by one.
 ROWS = 500
@@ -92,7 +95,7 @@ class Survey:
         for place, target in graph.dangling(root):
             there = graph.place_of(target)
             yield Dangling(graph.oid_of(place), target, there is not None and graph.current[there] > 0,
-                           lambda place=place: [graph.oid_of(step) for step in graph.path_to(place)])
+                           partial(_path, graph, place))
 
     def referrers(self, oid: int) -> Iterator[Referrer]:
         """Yield the objects whose current state refers to one."""
@@ -192,7 +195,8 @@ class Survey:
                 self._tell(found, oid, tid, f'{where} has {_oids(said)}, and the record refers to {_oids(refs)}')
                 found.differences += 1
 
-    def _all(self, found: Found, read: Callable, after: int, upto: int) -> Iterator[tuple[Session, list[tuple]]]:
+    def _all(self, found: Found, read: Callable[..., list[Row]], after: int, upto: int
+             ) -> Iterator[tuple[Session, list[Row]]]:
         """Yield all pages of a range, each with the session that reads them; count their revisions."""
         page = [(after, MAX_TID)]
         with self._database.pool.session() as session:
@@ -221,7 +225,11 @@ class Survey:
             found.told.append(f'{oid:#x} (tid {tid:#x}): {what}.')
 
 
-def _lists(values, size: int) -> Iterator[list]:
+def _path(graph: Graph, place: int) -> list[int]:
+    return [graph.oid_of(step) for step in graph.path_to(place)]
+
+
+def _lists(values: Iterable[Any], size: int) -> Iterator[list[Any]]:
     values = iter(values)
     while some := list(islice(values, size)):
         yield some

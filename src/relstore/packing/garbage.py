@@ -5,17 +5,20 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 
 from relstore.adapters.base import Adapter
-from relstore.sessions.session import Session
+from relstore.sessions.session import Row, Session
 
 OBJECT, OLDER, LATER, SPARED = 2, 1, 0, -1      # what goes: see relstore_garbage in schema.sql
 # Rows of the list that are written or read at a time.
 ROWS = 2500
 
 
+Mark = tuple[tuple[int, int] | None, set[int], 'array[int]']         # see Doomed.mark
+
+
 class Doomed:
     """The objects that are to go as a whole, now or later."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._oids = array('q')
         self._spared: set[int] = set()
         self._left = array('q')     # those that `next` has not returned: of these, and of what an earlier run spared
@@ -34,11 +37,11 @@ class Doomed:
     def spared(self) -> int:
         return len(self._spared)
 
-    def mark(self) -> tuple:
+    def mark(self) -> Mark:
         """Return what `go_back` takes, should what follows be rolled back."""
         return self.seen, self._spared.copy(), self._left[:]
 
-    def go_back(self, mark: tuple) -> None:
+    def go_back(self, mark: Mark) -> None:
         self.seen, self._spared, self._left = mark
 
     def spare(self, oids: Iterable[int]) -> bool:
@@ -57,7 +60,7 @@ class Doomed:
         return some
 
 
-def pages(adapter: Adapter, session: Session, generation: int) -> Iterator[list[tuple]]:
+def pages(adapter: Adapter, session: Session, generation: int) -> Iterator[list[Row]]:
     """Yield pages of a list that was written down."""
     page = adapter.garbage(session, generation, -1, ROWS)
     while page:

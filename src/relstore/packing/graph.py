@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, groupby
 from operator import itemgetter
 
+from relstore.sessions.session import Row
+
 # An object's place is its oid, as long as there are not more unused places than this for each revision; else its rank.
 SCATTERED = 4
 
@@ -24,7 +26,7 @@ class Graph:
     `places` are small numbers that stand for objects; `place_of` and `oid_of` translate.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._oids = array('q')         # of each revision
         self._tids = array('q')
         self._ends = array('q', [0])    # of revision n: where its references end, and those of n + 1 begin
@@ -35,7 +37,7 @@ class Graph:
         """How many revisions there are."""
         return len(self._oids)
 
-    def add(self, rows: Sequence[tuple]) -> None:
+    def add(self, rows: Sequence[Row]) -> None:
         """Add revisions: (oid, tid, packed references, ..., whether it is a deletion)."""
         self._oids.extend(map(itemgetter(0), rows))
         self._tids.extend(map(itemgetter(1), rows))
@@ -59,7 +61,7 @@ class Graph:
         self._nowhere = {number: oid for number, oid in enumerate(self._refs) if self.place_of(oid) is None
                          } if keep_nowhere else {}
         places, oids, tids = self._places, self._oids, self._tids
-        revision_places = oids if places is None else array('q', map(self.place_of, oids))
+        revision_places = oids if places is None else array('q', map(self.place_of, oids))    # type: ignore[arg-type, type-var]  # each has one
         self.newest = array('q', bytes(8 * self.size))      # by place: the tid that it had at `pack_tid`; 0: none
         self.current = array('q', bytes(8 * self.size))     # by place: the tid that it has now; 0: no such object
         self.older = array('q')                             # places of objects with revisions before `newest`

@@ -141,7 +141,7 @@ class Links:
     def _references(self) -> Iterator[tuple[int, Collection[int]]]:
         """Yield (oid, what it is to refer to) of all that changes."""
         for row in self._spool:
-            whole = row if row.start < 0 else self._spool.get(row.oid)
+            whole = row if row.start < 0 else self._spool[row.oid]
             yield row.oid, self._references_of(whole)
 
     def _references_of(self, row: Pending) -> Collection[int]:

@@ -19,7 +19,7 @@ from relstore.packing.graph import Graph
 from relstore.packing.packtime import tid_of
 from relstore.packing.reading import Revisions
 from relstore.packing.report import Progress, Report
-from relstore.sessions.session import Session
+from relstore.sessions.session import Row, Session
 
 log = logging.getLogger('relstore.pack')
 
@@ -154,7 +154,7 @@ class Preparation:
             return since[place] if place < len(oids) and oids[place] == oid else 0
         return known
 
-    def _list(self, rows: Iterator[tuple]) -> None:
+    def _list(self, rows: Iterator[Row]) -> None:
         oids, tids, goes = self._report.listed = [array('q'), array('q'), array('b')]
         while some := list(islice(rows, ROWS)):
             self._report.count(some)
@@ -162,7 +162,7 @@ class Preparation:
             tids.extend(row[1] for row in some)
             goes.extend(row[3] for row in some)
 
-    def _write_down(self, session: Session, rows: Iterator[tuple], present: bool) -> Pack:
+    def _write_down(self, session: Session, rows: Iterator[Row], present: bool) -> Pack:
         adapter, report, token = self._adapter, self._report, secrets.token_hex(8)
         generation = adapter.new_pack(session, report.pack_tid, report.marked_tid, report.gc, token)
         self.doomed, written = Doomed(), 0

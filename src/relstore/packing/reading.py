@@ -10,7 +10,7 @@ from relstore.database import Database
 from relstore.packing.graph import Graph
 from relstore.packing.report import Progress, Report
 from relstore.references import is_wrapped, might_refer, references
-from relstore.sessions.session import Session
+from relstore.sessions.session import Row, Session
 
 # References that are kept at a time.
 ROWS = 2500
@@ -60,7 +60,7 @@ class Revisions:
             self._save(keeper, found)
         return graph, tid
 
-    def complete(self, page: list[tuple], session: Session, found: Found | None = None) -> list[tuple]:
+    def complete(self, page: list[Row], session: Session, found: Found | None = None) -> list[Row]:
         """Return revisions with the references of all; add to `found` those that were not known, and are now."""
         if all(row[2] is not None for row in page):
             return page

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from relstore.packing.garbage import LATER, OBJECT, OLDER
+from relstore.sessions.session import Row
 
 # (what is being done, how much of it is done, of how much or None)
 Progress = Callable[[str, int, int | None], None]
@@ -36,9 +37,10 @@ class Report:
     locked: float = 0.0         # seconds in which nobody could vote, in all
     longest_lock: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)             # by phase
-    listed: list[array] = field(default_factory=list, repr=False)   # of a dry run: oids, tids, and what goes of them
+    # Of a dry run: oids, tids, and what goes of them.
+    listed: list[array[int]] = field(default_factory=list, repr=False)
 
-    def count(self, rows: list[tuple]) -> None:
+    def count(self, rows: list[Row]) -> None:
         """Rows of the list: the last column says what goes."""
         goes = [row[-1] for row in rows]
         self.objects += goes.count(OBJECT)

@@ -39,7 +39,8 @@ class Sweep:
     what was written down just now; None if it was earlier.
     """
 
-    def __init__(self, database: Database, session: Session, pack: Pack, before: tuple, doomed: Doomed | None,
+    def __init__(self, database: Database, session: Session, pack: Pack, before: tuple[str, tuple[int, int]],
+                 doomed: Doomed | None,
                  report: Report, progress: Progress):
         self._database, self._adapter, self._options = database, database.adapter, database.options
         self._session, self._pack, self._before = session, pack, before
