@@ -24,7 +24,7 @@ def _stand_in() -> ModuleType:
                           '%import relstore.')
     package = ModuleType('relstorage', 'Stands for relstore in configuration files: see relstore.as_relstorage.')
     package.__path__ = [__file__]       # no directory, so nothing is found in it
-    package.__loader__ = _Loader()
+    package.__loader__ = _Loader()    # type: ignore[assignment]  # get_data is all that is asked for
     return package
 
 

@@ -4,15 +4,16 @@ Between begin and vote nothing is sent to the database: stores gather in a spool
 writes. Undo, restore and deletion are stores like any other.
 """
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
 from ZODB.ConflictResolution import ConflictResolvingStorage
+from ZODB.interfaces import IStorageTransactionMetaData
 from ZODB.POSException import ConflictError, MultipleUndoErrors, ReadConflictError, UndoError
 from ZODB.utils import p64, u64
 
-from relstore.adapters.base import LARGEST, MAX_TID, TOGETHER, Ballot, Metadata, Verdict
+from relstore.adapters.base import LARGEST, MAX_TID, TOGETHER, Ballot, Metadata, Ticket, Verdict
 from relstore.caching.epochs import Origin
 from relstore.database import Database
 from relstore.errors import (
@@ -26,8 +27,8 @@ from relstore.errors import (
 )
 from relstore.packing.links import Links, is_in_any
 from relstore.references import class_name, plain
-from relstore.sessions.session import Session
-from relstore.spool import Spool
+from relstore.sessions.session import Row, Session
+from relstore.spool import Batch, Spool
 
 # Seconds to go on asking for the outcome of a commit, while no server can be reached.
 OUTCOME_PATIENCE = 60.0
@@ -50,8 +51,8 @@ class Transaction:
     packed: whether that one was packed: then it cannot be undone.
     """
 
-    def __init__(self, database: Database, metadata, origin: Origin, refused: set[int], tid: int | None = None,
-                 packed: bool = False):
+    def __init__(self, database: Database, metadata: IStorageTransactionMetaData, origin: Origin, refused: set[int],
+                 tid: int | None = None, packed: bool = False):
         self._database, self._adapter = database, database.adapter
         if tid is not None and tid > LARGEST:
             raise StorageError(f'A transaction with the tid {tid:#x} cannot be added: the largest is {LARGEST:#x}, for '
@@ -60,15 +61,16 @@ class Transaction:
         self.phase = OPEN
         self._epoch, self._origin = database.epochs.of(origin.generation), origin
         self._refused, self._tid, self._packed = refused, tid, packed
-        self._record: Metadata | None = None
+        self._record: Metadata     # from vote on
         self._spool = Spool(database.untransform, digest=self._adapter.keep_history)
         self._reads: dict[int, int] = {}
         self._deleted: set[int] = set()     # by a collector outside: see `_look_at_deletions`
-        self._session: Session | None = None
-        self._ticket: list = []
+        # From vote on, until it is given back.
+        self._session: Session = None   # type: ignore[assignment]  # no check where it is used
+        self._ticket: Ticket = []
         self._generation = database.cache.generation
         self._highest = 0       # the largest oid that is new here and was not issued here
-        self._left: Iterable = []       # the batches that are left for finish
+        self._left: Iterable[Batch] = []       # the batches that are left for finish
         self._taken: Callable[[], None] = lambda: None      # to be called when it is committed: see Marks
         self._sent = False      # were the states sent ahead of the vote?
 
@@ -93,7 +95,7 @@ class Transaction:
 
     def undo(self, tid: int) -> list[int]:
         """Put back what transaction `tid` changed; return the oids. UndoError names what cannot be."""
-        def changes(session):
+        def changes(session: Session) -> list[Row]:
             if tid > MAX_TID or not self._adapter.is_undoable(session, tid):
                 raise UndoError('The transaction does not exist, or has been packed.')
             return self._adapter.changes_to_undo(session, tid)
@@ -130,7 +132,7 @@ class Transaction:
         pending = self._spool.get(oid)
         now = pending.held if pending is not None else self._state(oid, current_tid)
         undone, wanted = self._state(oid, tid), self._state(oid, before) if before else None
-        if None in (now, undone, wanted):
+        if now is None or undone is None or wanted is None:
             raise UndoError('A later transaction changed it, or removed it.', p64(oid))
         resolved = self._resolve(oid, tid, undone, current_tid, now, wanted)
         if resolved is None:
@@ -213,7 +215,7 @@ class Transaction:
                       and self._adapter.send_ahead(self._session, self._batches()))
         return self._adapter.vote(self._session, ballot)
 
-    def _batches(self, oids: Collection[int] | None = None) -> Iterable:
+    def _batches(self, oids: Collection[int] | None = None) -> Iterator[Batch]:
         # Small pieces where there are many: a driver makes several copies of each.
         size = self._adapter.message_size
         return self._spool.batches(size if self._spool.size < size else size // 4, oids)
@@ -269,7 +271,7 @@ class Transaction:
         if self._adapter.may_lag:
             return False
         cache = self._database.cache
-        bases = [(oid, tid, self._spool.get(oid).base) for oid, tid, _ in verdict.conflicts]
+        bases = [(oid, tid, self._spool[oid].base) for oid, tid, _ in verdict.conflicts]
         bases += [(oid, tid, self._reads[oid]) for oid, tid in verdict.outdated]
         return any(0 < tid < base and cache.knows(oid, base) for oid, tid, base in bases)
 
@@ -323,21 +325,23 @@ class Transaction:
         return resolved
 
     def _resolve_conflict(self, oid: int, current_tid: int, current: bytes | None, old: bytes | None) -> int:
-        pending = self._spool.get(oid)
+        pending = self._spool[oid]
         mine, base = pending.held, pending.base
-        resolved = None if old is None else self._resolve(oid, base, old, current_tid, current, mine)
+        resolved = None
+        if old is not None and current is not None and mine is not None:
+            resolved = self._resolve(oid, base, old, current_tid, current, mine)
         if resolved is None:
             raise self._conflict(ConflictError(oid=p64(oid), serials=(p64(current_tid), p64(base))), mine or current)
         self._database.conflicts.conflict(oid, self._class_name(mine), resolved=True)
         self._spool.put(oid, base, resolved)
         return oid
 
-    def _old_states(self, oids: list[int]) -> dict[int, bytes]:
+    def _old_states(self, oids: list[int]) -> dict[int, bytes | None]:
         """Return the states that changes were based on, by oid, as far as there are any.
 
         A history-free database has overwritten them: the cache may not.
         """
-        bases = {row.oid: row.base for row in map(self._spool.get, oids) if row.base and row.size is not None}
+        bases = {row.oid: row.base for row in map(self._spool.__getitem__, oids) if row.base and row.size is not None}
         found = {oid: self._database.cache.revision(oid, base) for oid, base in bases.items()}
         missing = [(oid, base) for oid, base in bases.items() if found[oid] is None]
         if missing and self._adapter.keep_history:
@@ -380,7 +384,7 @@ class Transaction:
         return error
 
     def _class_of(self, lock: int | None) -> str:
-        pending = self._spool.get(lock)
+        pending = None if lock is None else self._spool.get(lock)
         return self._class_name(pending.held) if pending else ''
 
     def _class_name(self, record: bytes | None) -> str:
@@ -403,11 +407,11 @@ class Transaction:
                 self._session.broken = True
                 raise
         # What went to the file would only push others out.
-        rows = [row for row in self._spool if row.held is not None]
+        rows = [(row, row.held) for row in self._spool if row.held is not None]
         self._database.committed(tid, (row.oid for row in self._spool if row.size is not None))
-        self._database.cache.committed(tid, ((row.oid, row.held) for row in rows), self._generation)
+        self._database.cache.committed(tid, ((row.oid, held) for row, held in rows), self._generation)
         if self._database.tier is not None:
-            self._database.tier.committed(tid, ((row.oid, row.held, row.refs) for row in rows), self._generation)
+            self._database.tier.committed(tid, ((row.oid, held, row.refs) for row, held in rows), self._generation)
         self._database.oids.highest = max(self._database.oids.highest, self._highest)
         self._taken()
         self.close()
@@ -442,7 +446,7 @@ class Transaction:
         self._spool.close()
 
     def _give_back(self) -> None:
-        session, self._session = self._session, None
+        session, self._session = self._session, None        # type: ignore[assignment]  # as in __init__
         if session is not None:
             self._database.pool.give_back(session)
 
@@ -457,8 +461,8 @@ class _Resolver(ConflictResolvingStorage):
 
     def __init__(self, database: Database, old: bytes):
         self._old = old
-        self._crs_transform_record_data: Callable = database.transform
-        self._crs_untransform_record_data: Callable = database.untransform
+        self._crs_transform_record_data: Callable[[bytes], bytes] = database.transform
+        self._crs_untransform_record_data: Callable[[bytes], bytes] = database.untransform
 
     def loadSerial(self, oid: bytes, serial: bytes) -> bytes:
         return self._old

@@ -136,7 +136,8 @@ class _Values:
         option = {option.name: option for option in fields(Options)}.get(ALIASES.get(key, key))
         if option is not None:
             allowed = option.metadata['allowed']
-            kind, words, test = 'byte-size' if key in _IN_BYTES else _KINDS[option.type], allowed.words, allowed.test
+            kind = 'byte-size' if key in _IN_BYTES else _KINDS[str(option.type)]
+            words, test = allowed.words, allowed.test
         else:
             (kind, words), test = _OF_ADAPTERS[key], lambda value: True
         convert = ZConfig.datatypes.stock_datatypes[kind]

@@ -108,7 +108,7 @@ class Conflicts:
     failed, else as INFO. Each single thing is DEBUG.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.after_fork()
 
     def after_fork(self) -> None:

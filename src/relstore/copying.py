@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from persistent.TimeStamp import TimeStamp
 from ZODB.blob import is_blob_record
@@ -76,7 +77,7 @@ def guarded(adapter: Adapter) -> Iterator[Guard]:
             session.close()
 
 
-def copy_transactions(source, destination: IStorageRestoreable, guard: Guard, progress: Progress | None = None
+def copy_transactions(source: Any, destination: IStorageRestoreable, guard: Guard, progress: Progress | None = None
                       ) -> None:
     """Copy what `source` has and `destination` has not, with the same tids, users, descriptions and records.
 
@@ -121,7 +122,7 @@ def copy_transactions(source, destination: IStorageRestoreable, guard: Guard, pr
         log.warning('%d records have a blob; their files were not copied, because blobs are not supported yet.', blobs)
 
 
-def _check_common(source, last: bytes) -> None:
+def _check_common(source: Any, last: bytes) -> None:
     """A destination is the beginning of the source if its newest transaction is one of the source's."""
     with _transactions(source, last, last) as transactions:
         if any(transaction.tid == last for transaction in transactions):
@@ -131,7 +132,7 @@ def _check_common(source, last: bytes) -> None:
 
 
 @contextmanager
-def _transactions(source, start: bytes | None, stop: bytes | None = None) -> Iterator[Iterable]:
+def _transactions(source: Any, start: bytes | None, stop: bytes | None = None) -> Iterator[Iterable[Any]]:
     """Iterate over a source's transactions. Some storages' iterators hold a file, and can be closed."""
     transactions = source.iterator(start, stop)
     try:

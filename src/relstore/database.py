@@ -4,10 +4,11 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import cache, partial
 from itertools import islice
+from typing import overload
 
 from relstore.adapters.base import MAX_TID, Adapter
 from relstore.blobs import Blobs
@@ -66,7 +67,8 @@ class Database:
             limit = min(10_000, options.poll_limit // 4)
             self.tier = Tier(self.memcached, options.cache_prefix, self.cache, limit)
         # How a record is wrapped (compressed, say) by a storage around this one: see IStorageWrapper.
-        self.transform = self.untransform = lambda record: record
+        self.transform: Callable[[bytes], bytes] = _same
+        self.untransform: Callable[[bytes], bytes] = _same
         self.blobs = Blobs(adapter, self.cache, self.plain)
         self._lock = threading.Lock()           # for changes of the epoch, with the cache's generation
         self.epochs = Epochs(remembered=options.poll_limit)
@@ -244,7 +246,7 @@ class Database:
 
         Where nobody knows whether it happened, or when it will, it is not told that it is over.
         """
-        token = None if self.counter is None else self.counter.begun()
+        token = False if self.counter is None else self.counter.begun()
         over = True
         try:
             yield
@@ -326,6 +328,12 @@ class Database:
             with self._lock:
                 self._begin_anew(session, epoch, sweeps, 0)
 
+    @overload
+    def plain(self, state: bytes) -> bytes: ...
+
+    @overload
+    def plain(self, state: None) -> None: ...
+
     def plain(self, state: bytes | None) -> bytes | None:
         """Return a record as it was before a storage around this one has wrapped it; as it is where none did."""
         try:
@@ -349,8 +357,9 @@ class Database:
         self.pool.close()
         self.conflicts.close()
         self.finishing.close()
-        if self.memcached is not None:
+        if self.counter is not None:
             self.counter.close()
+        if self.memcached is not None:
             self.memcached.close()
 
     def _after_fork(self) -> None:
@@ -377,6 +386,10 @@ class Database:
                 self._forked = False
 
 
+def _same(record: bytes) -> bytes:
+    return record
+
+
 def _missing(own: Iterable[tuple[int, int]], changes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return those of some commits, (oid, tid), of which a complete list of changes since does not tell."""
     found = dict(changes)
@@ -385,4 +398,11 @@ def _missing(own: Iterable[tuple[int, int]], changes: Iterable[tuple[int, int]])
 
 _databases: weakref.WeakSet[Database] = weakref.WeakSet()
 # Servers that fork may have opened the storage before.
-os.register_at_fork(after_in_child=lambda: [database._after_fork() for database in list(_databases)])
+
+
+def _now_in_child() -> None:
+    for database in list(_databases):
+        database._after_fork()
+
+
+os.register_at_fork(after_in_child=_now_in_child)

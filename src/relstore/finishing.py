@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from relstore.adapters.base import Adapter
+from relstore.adapters.base import Adapter, Ticket
 from relstore.errors import StorageError
 
 log = logging.getLogger('relstore')
@@ -24,12 +24,13 @@ class Finishing:
 
     def __init__(self, adapter: Adapter):
         self._adapter = adapter
-        self._under_way: dict[object, _Commit] = {}
+        self._under_way: dict[_Commit, _Commit] = {}
         self._closed = threading.Event()
-        self._lock, self._thread = threading.Lock(), None
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
 
     @contextmanager
-    def watched(self, ticket: list) -> Iterator[None]:
+    def watched(self, ticket: Ticket) -> Iterator[None]:
         """While a commit is being finished. ticket: as vote has given it."""
         commit = _Commit(ticket)
         self._under_way[commit] = commit
@@ -96,5 +97,5 @@ class _Commit:
     """told: when it was logged, 0.0: never."""
     __slots__ = ('begun', 'ticket', 'told')
 
-    def __init__(self, ticket: list):
+    def __init__(self, ticket: Ticket):
         self.begun, self.ticket, self.told = time.monotonic(), ticket, 0.0

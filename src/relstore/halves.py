@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from relstore.errors import Unavailable
@@ -31,6 +32,10 @@ KEPT = 8
 REMEMBERED = 10000
 
 
+def _nothing() -> None:
+    """What a reference to a walk returns that is not there any more."""
+
+
 class Half:
     """The snapshot for what is older than one tid.
 
@@ -38,19 +43,19 @@ class Half:
     """
 
     def __init__(self, walk: Walk, kept: bool):
-        self._walk = weakref.ref(walk)      # its iterator may keep it for longer than we do
+        self._walk: Callable[[], Walk | None] = weakref.ref(walk)      # its iterator may keep it for longer than we do
         self.kept = walk if kept and walk.use() else None
         self.readers: weakref.WeakSet[Walk] = weakref.WeakSet([walk])
         self.asked_for = False              # has anybody come for what is older?
 
     @property
     def walk(self) -> Walk | None:
-        walk = self._walk and self._walk()
+        walk = self._walk()
         return walk if walk is not None and walk.is_open else None
 
     @property
     def used(self) -> float:
-        return max(walk.used for walk in [self.kept, *self.readers])
+        return max(walk.used for walk in [self.kept, *self.readers] if walk is not None)
 
     def unkeep(self) -> list[Walk]:
         """Return what is not needed here any more: the caller leaves it."""
@@ -58,13 +63,13 @@ class Half:
         return [walk] if walk is not None else []
 
     def give_up(self) -> list[Walk]:
-        self._walk = None
+        self._walk = _nothing
         return self.unkeep()
 
 
 class Halves:
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._at: dict[int, Half] = {}
 
     def older(self, tid: int) -> Walk | None:
@@ -119,7 +124,7 @@ class Halves:
         return half
 
     def _walks(self) -> set[Walk]:
-        return {half.kept for half in self._kept() if half.kept.is_open}
+        return {half.kept for half in self._kept() if half.kept is not None and half.kept.is_open}
 
     def _forget(self) -> list[Walk]:
         if len(self._at) <= REMEMBERED:

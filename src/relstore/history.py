@@ -1,6 +1,7 @@
 """What was done and by whom: history(), undoLog(), undoInfo()."""
 from collections.abc import Callable, Iterator
 from itertools import islice
+from typing import Any
 
 from persistent.TimeStamp import TimeStamp
 from ZODB.Connection import TransactionMetaData
@@ -13,7 +14,7 @@ from relstore.database import Database
 PAGE = 200
 
 
-def history(database: Database, oid: int, size: int) -> list[dict]:
+def history(database: Database, oid: int, size: int) -> list[dict[str, Any]]:
     """Return dictionaries for the newest `size` revisions of an object, newest first; see IStorage.history."""
     rows = database.pool.attempt(database.adapter.history, oid, min(size, MAX_TID))
     if not rows and size > 0:
@@ -24,14 +25,15 @@ def history(database: Database, oid: int, size: int) -> list[dict]:
         for tid, state_size, user, description, extension in rows]
 
 
-def undo_log(database: Database, first: int, last: int, accept: Callable[[dict], bool] | None) -> list[dict]:
+def undo_log(database: Database, first: int, last: int, accept: Callable[[dict[str, Any]], bool] | None
+             ) -> list[dict[str, Any]]:
     """Return a slice of the transactions that can be undone, newest first; see IStorageUndoable.undoLog."""
     stop = last if last >= 0 else first - last
     entries = _undoable(database, min(max(stop, 1), PAGE))
     return list(islice(entries if accept is None else filter(accept, entries), first, max(stop, first)))
 
 
-def _undoable(database: Database, page: int) -> Iterator[dict]:
+def _undoable(database: Database, page: int) -> Iterator[dict[str, Any]]:
     before = MAX_TID
     while True:
         rows = database.pool.attempt(database.adapter.undo_log, before, page)
@@ -44,7 +46,7 @@ def _undoable(database: Database, page: int) -> Iterator[dict]:
         before, page = rows[-1][0], PAGE
 
 
-def _extension(extension: bytes | None) -> dict:
+def _extension(extension: bytes | None) -> dict[str, Any]:
     """Return a transaction's extended information, or none of it if it cannot be read: others' classes may be gone.
 
     One that cannot be read must not hide the other transactions.

@@ -4,7 +4,7 @@ With history each page is read as it is now: revisions do not move. Without, all
 """
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from ZODB.BaseStorage import DataRecord, TransactionRecord
 from ZODB.POSException import StorageError
@@ -12,6 +12,7 @@ from ZODB.utils import p64, u64
 
 from relstore.adapters.base import MAX_TID, Adapter
 from relstore.database import Database
+from relstore.sessions.session import Row
 from relstore.walk import Walks
 
 TRANSACTIONS = 500      # rows a page
@@ -19,6 +20,10 @@ RECORDS = 100
 
 # Returns what the first argument returns for a session and the other arguments.
 Read = Callable[..., Any]
+
+
+def _over(work: Callable[..., Any], *arguments: Any) -> NoReturn:
+    raise StorageError('The iterator is closed.')
 
 
 class TransactionIterator:
@@ -34,7 +39,7 @@ class TransactionIterator:
         self._adapter = database.adapter
         self._leave: Callable[[], Callable[[], None] | None] = lambda: None
         if self._adapter.keep_history:
-            self._read: Read | None = database.pool.attempt
+            self._read: Read = database.pool.attempt
             stop = min(stop, self._read(self._adapter.last_tid))
         else:
             walk = walks.half(start, stop)
@@ -43,10 +48,10 @@ class TransactionIterator:
         self._start, self._stop = start, stop
         # The other half may still come: then it needs the snapshot.
         self._keeps = start > 0 and stop == MAX_TID
-        self._page: Iterator[tuple] = iter(())
+        self._page: Iterator[Row] = iter(())
         self._has_more, self._closed = True, False
 
-    def __iter__(self):
+    def __iter__(self) -> 'TransactionIterator':
         return self
 
     def __next__(self) -> 'Transaction':
@@ -57,13 +62,13 @@ class TransactionIterator:
             row = self._turn()
         if row is None:
             if not self._keeps:
-                self._read = None       # the snapshot ends with the last transaction that can be read
+                self._read = _over      # the snapshot ends with the last transaction that can be read
             raise StopIteration
         tid, packed, user, description, extension = row
         return Transaction(self._adapter, self._read, tid, 'p' if packed else ' ', bytes(user or b''),
                            bytes(description or b''), bytes(extension or b''), self.unwrap)
 
-    def _turn(self) -> tuple | None:
+    def _turn(self) -> Row | None:
         """Read the next page; return its first row, if there is any."""
         rows = self._read(self._adapter.transactions, self._start, self._stop, TRANSACTIONS)
         if rows:
@@ -73,7 +78,7 @@ class TransactionIterator:
 
     def close(self) -> None:
         leave = None if self._closed else self._leave()
-        self._closed, self._read = True, None
+        self._closed, self._read = True, _over
         if leave is not None:
             leave()
 

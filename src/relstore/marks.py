@@ -13,8 +13,9 @@ way its own list counts, and is asked.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -70,14 +71,13 @@ class Marks:
         if known.number == number and not sweeping and known.oids is not None:
             if not known.oids:
                 return _nothing
-            generation, met = known.generation, known.oids.intersection
+            generation = known.generation
+            met: Callable[[Iterable[int]], Set[int]] = known.oids.intersection
         else:
             generation, known = sweeping or self._adapter.last_marked(session), UNKNOWN
             if not generation:
                 return _nothing
-
-            def met(oids: Iterable[int]) -> set[int]:
-                return self._ask(session, generation, oids)
+            met = partial(self._ask, session, generation)
         used = met(links.changed)
         found = {*used, *met(links.linked)}
         if used:

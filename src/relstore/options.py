@@ -147,7 +147,7 @@ class Options:
     pack_max_delay: float = _option(
         20.0, SECONDS_OR_0, 'Seconds that a pack rests between two steps, at most.')
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for option in fields(self):
             value, allowed = getattr(self, option.name), option.metadata['allowed']
             if not allowed.test(value):

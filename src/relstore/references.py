@@ -22,6 +22,7 @@ import re
 import struct
 import zlib
 from contextlib import suppress
+from typing import Any
 
 from zodbpickle.pickle import Unpickler
 
@@ -60,7 +61,7 @@ def references(state: bytes | None) -> bytes | None:
     if (state[0] == _PROTO and state[-1] == _STOP and b'Q' not in state
             and (b'P' not in state or _PERSID(state) is None)):
         return b''
-    persistent_ids = []
+    persistent_ids: list[Any] = []
     try:
         # encoding: a byte string of Python 2 is not text, least of all an oid.
         unpickler = Unpickler(_Record(state), encoding='bytes')
@@ -94,9 +95,9 @@ def unpack(refs: bytes) -> tuple[int, ...]:
     return struct.unpack(f'>{len(refs) // 8}Q', refs)
 
 
-def _pack(persistent_ids: list) -> bytes:
+def _pack(persistent_ids: list[Any]) -> bytes:
     """Return the oids of ordinary references, joined. ValueError if one is none of the known forms."""
-    oids = {}
+    oids: dict[bytes, None] = {}
     for pid in persistent_ids:
         if isinstance(pid, list):
             continue
@@ -115,11 +116,11 @@ def class_name(record: bytes | None) -> str:
     found = _GLOBAL.match(head)
     if found:
         return plain(b'.'.join(found.groups()), NAME)
-    texts = []
+    texts: list[str] = []
     try:
         for opcode, argument, _ in pickletools.genops(head):
             if opcode.name == 'GLOBAL':
-                return plain(argument.replace(' ', '.'), NAME)
+                return plain(str(argument).replace(' ', '.'), NAME)
             if opcode.name in ('STACK_GLOBAL', 'TUPLE', 'TUPLE2') and len(texts) > 1:
                 return plain('.'.join(texts[-2:]), NAME)
             if opcode.name == 'STOP':

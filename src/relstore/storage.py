@@ -1,6 +1,7 @@
 """RelStore: the face that ZODB sees. bytes here, ints inside."""
 import threading
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from ZODB.interfaces import (
     IExternalGC,
@@ -10,7 +11,9 @@ from ZODB.interfaces import (
     IStorageCurrentRecordIteration,
     IStorageIteration,
     IStorageRestoreable,
+    IStorageTransactionMetaData,
     IStorageUndoable,
+    IStorageWrapper,
     ReadVerifyingStorage,
 )
 from ZODB.mvccadapter import HistoricalStorageAdapter
@@ -48,7 +51,7 @@ class RelStore(UndoLogCompatible):
     reads what is committed now. Its methods may be called by several threads.
     """
 
-    def __init__(self, adapter: Adapter | Database, options: Options | None = None, **kw):
+    def __init__(self, adapter: Adapter | Database, options: Options | None = None, **kw: Any):
         database = adapter if isinstance(adapter, Database) else Database(adapter, options or Options.make(**kw))
         self._database = database
         self._adapter, self._pool, self._cache = self._database.adapter, self._database.pool, self._database.cache
@@ -89,7 +92,7 @@ class RelStore(UndoLogCompatible):
     def getSize(self) -> int:
         return self._pool.attempt(self._adapter.size)
 
-    def registerDB(self, wrapper) -> None:
+    def registerDB(self, wrapper: IStorageWrapper) -> None:
         """Learn how a wrapper around this storage changes records."""
         self._wrapper = wrapper
         self._database.transform = wrapper.transform_record_data
@@ -208,7 +211,7 @@ class RelStore(UndoLogCompatible):
         self._check_writable()
         return p64(self._database.oids.new())
 
-    def tpc_begin(self, transaction, tid: bytes | None = None, status: str = ' ') -> None:
+    def tpc_begin(self, transaction: IStorageTransactionMetaData, tid: bytes | None = None, status: str = ' ') -> None:
         self._check_writable()
         if self._txn is not None and self._txn.metadata is transaction:
             raise StorageTransactionError('Duplicate tpc_begin calls for same transaction')
@@ -221,23 +224,25 @@ class RelStore(UndoLogCompatible):
             self._commit_lock.release()
             raise
 
-    def store(self, oid: bytes, serial: bytes | None, data: bytes, version: str, transaction) -> None:
+    def store(self, oid: bytes, serial: bytes | None, data: bytes, version: str,
+              transaction: IStorageTransactionMetaData) -> None:
         txn, base = self._current(transaction), u64(serial) if serial else 0
         if base and self._over_base and self._pool.attempt(self._adapter.current_tid, u64(oid)) is None:
             base = 0        # of an object in the base, to which the DemoStorage has compared it
         txn.store(u64(oid), base, data)
 
     def restore(self, oid: bytes, serial: bytes, data: bytes | None, version: str, prev_txn: bytes | None,
-                transaction) -> None:
+                transaction: IStorageTransactionMetaData) -> None:
         self._current(transaction).restore(u64(oid), data, u64(prev_txn) if prev_txn else None)
 
-    def deleteObject(self, oid: bytes, serial: bytes, transaction) -> None:
+    def deleteObject(self, oid: bytes, serial: bytes, transaction: IStorageTransactionMetaData) -> None:
         self._current(transaction).delete(u64(oid), u64(serial))
 
-    def checkCurrentSerialInTransaction(self, oid: bytes, serial: bytes, transaction) -> None:
+    def checkCurrentSerialInTransaction(self, oid: bytes, serial: bytes, transaction: IStorageTransactionMetaData
+                                        ) -> None:
         self._current(transaction).read_current(u64(oid), u64(serial))
 
-    def tpc_vote(self, transaction) -> list[bytes]:
+    def tpc_vote(self, transaction: IStorageTransactionMetaData) -> list[bytes]:
         txn = self._current(transaction)
         try:
             return [p64(oid) for oid in txn.vote()]
@@ -245,7 +250,8 @@ class RelStore(UndoLogCompatible):
             self._database.polling.forget()     # nobody may have counted what it met: the next attempt is to ask
             raise
 
-    def tpc_finish(self, transaction, func: Callable[[bytes], None] = lambda tid: None) -> bytes:
+    def tpc_finish(self, transaction: IStorageTransactionMetaData, func: Callable[[bytes], None] = lambda tid: None
+                   ) -> bytes:
         txn = self._current(transaction, VOTED)
         self._view.share()      # while there is one
         try:
@@ -257,11 +263,11 @@ class RelStore(UndoLogCompatible):
         finally:
             self._end(txn)
 
-    def tpc_abort(self, transaction) -> None:
+    def tpc_abort(self, transaction: IStorageTransactionMetaData) -> None:
         if self._txn is not None and self._txn.metadata is transaction:
             self._end(self._txn)
 
-    def _current(self, transaction, phase: str = OPEN) -> Transaction:
+    def _current(self, transaction: IStorageTransactionMetaData, phase: str = OPEN) -> Transaction:
         """Return what is being committed. StorageTransactionError if that is another one, or not in this phase."""
         txn = self._txn
         if txn is None or txn.metadata is not transaction:
@@ -278,7 +284,7 @@ class RelStore(UndoLogCompatible):
             self._txn = None
             self._commit_lock.release()
 
-    def tpc_transaction(self):
+    def tpc_transaction(self) -> IStorageTransactionMetaData | None:
         """Return the transaction that is being committed, or None. A server of ZEO asks."""
         txn = self._txn         # another thread may end it
         return None if txn is None else txn.metadata
@@ -298,13 +304,14 @@ class RelStore(UndoLogCompatible):
     def supportsUndo(self) -> bool:
         return self._adapter.keep_history
 
-    def undo(self, transaction_id: bytes, transaction) -> tuple[None, list[bytes]]:
+    def undo(self, transaction_id: bytes, transaction: IStorageTransactionMetaData) -> tuple[None, list[bytes]]:
         """Undo a transaction as part of this one; return (None, oids that are put back)."""
         txn = self._current(transaction)
         self._check_history()
         return None, [p64(oid) for oid in txn.undo(u64(transaction_id))]
 
-    def undoLog(self, first: int = 0, last: int = -20, filter: Callable[[dict], bool] | None = None) -> list[dict]:
+    def undoLog(self, first: int = 0, last: int = -20, filter: Callable[[dict[str, Any]], bool] | None = None
+                ) -> list[dict[str, Any]]:
         self._check_history()
         return history.undo_log(self._database, first, last, filter)
 
@@ -314,7 +321,7 @@ class RelStore(UndoLogCompatible):
 
     # History and iteration: IStorage, IStorageIteration, IStorageCurrentRecordIteration -------------------------------
 
-    def history(self, oid: bytes, size: int = 1) -> list[dict]:
+    def history(self, oid: bytes, size: int = 1) -> list[dict[str, Any]]:
         return history.history(self._database, _number(oid), size)
 
     def iterator(self, start: bytes | None = None, stop: bytes | None = None) -> iterate.TransactionIterator:
@@ -331,7 +338,7 @@ class RelStore(UndoLogCompatible):
         oid, tid, state, following = self._walks.record(next)
         return p64(oid), p64(tid), state, following
 
-    def copyTransactionsFrom(self, other, progress: copying.Progress | None = None) -> None:
+    def copyTransactionsFrom(self, other: Any, progress: copying.Progress | None = None) -> None:
         """Copy all transactions of another storage; see copying.copy_transactions.
 
         Nobody can pack meanwhile: what is garbage may be linked by a transaction that is still to come. Unavailable
@@ -372,7 +379,7 @@ class RelStore(UndoLogCompatible):
         return self._database.conflicts.objects()
 
     def pack(
-        self, pack_time: float | None, referencesf: Callable | None = None, gc: bool | None = None, *,
+        self, pack_time: float | None, referencesf: Callable[..., Any] | None = None, gc: bool | None = None, *,
         dry_run: bool | None = None, prepack_only: bool | None = None, skip_prepack: bool | None = None,
         progress: Progress = lambda what, done, total: None
     ) -> Report:
@@ -422,13 +429,13 @@ class _Wrapped(RelStore):
     they are what the database holds: an encrypted one is nowhere kept in clear.
     """
 
-    def __init__(self, database: Database, wrapper):
+    def __init__(self, database: Database, wrapper: IStorageWrapper):
         super().__init__(database)
         self._wrapper = wrapper
         self._wrap: Callable[[bytes], bytes] = wrapper.transform_record_data
         self._unwrap: Callable[[bytes], bytes] = wrapper.untransform_record_data
 
-    def registerDB(self, wrapper) -> None:
+    def registerDB(self, wrapper: IStorageWrapper) -> None:
         """Leave it to the wrapper: this one has a new_instance, which has wrapped what ours has returned."""
         super().registerDB(wrapper)
         self._wrap = self._unwrap = lambda record: record
@@ -444,11 +451,12 @@ class _Wrapped(RelStore):
     def loadSerial(self, oid: bytes, serial: bytes) -> bytes:
         return self._unwrap(super().loadSerial(oid, serial))
 
-    def store(self, oid: bytes, serial: bytes | None, data: bytes, version: str, transaction) -> None:
+    def store(self, oid: bytes, serial: bytes | None, data: bytes, version: str,
+              transaction: IStorageTransactionMetaData) -> None:
         super().store(oid, serial, self._wrap(data), version, transaction)
 
     def restore(self, oid: bytes, serial: bytes, data: bytes | None, version: str, prev_txn: bytes | None,
-                transaction) -> None:
+                transaction: IStorageTransactionMetaData) -> None:
         super().restore(oid, serial, data and self._wrap(data), version, prev_txn, transaction)
 
     def iterator(self, start: bytes | None = None, stop: bytes | None = None) -> iterate.TransactionIterator:

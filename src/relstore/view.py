@@ -21,7 +21,7 @@ from relstore.caching.polling import Answer
 from relstore.caching.readahead import LARGEST_STATE, ReadAhead
 from relstore.database import Database
 from relstore.errors import StorageError, Unavailable
-from relstore.sessions.session import Result, Session
+from relstore.sessions.session import Result, Row, Session
 
 # Objects that one statement prefetches, at most.
 PREFETCH = 1000
@@ -79,7 +79,8 @@ class View:
         self._told, self._own = (self.at, self.generation), None
         return changed
 
-    def _take(self) -> None:
+    def _take(self) -> int:
+        """Take a view, and return where it stands."""
         snapshot = self._snapshot
         ask = snapshot.poll if self._adapter.reads_in_snapshot else self._database.shared_poll
         self._standing.between = self._cache.head, ANYWHERE
@@ -88,6 +89,7 @@ class View:
         finally:
             self._standing.between = None if self.at is None else (self.at, self.at)
         snapshot.due = self._adapter.reads_in_snapshot and snapshot.session is None
+        return self.at
 
     def end(self) -> None:
         """End the snapshot, if there is one: between transactions nothing is open in the database."""
@@ -112,7 +114,7 @@ class View:
 
     # Reading ------------------------------------------------------------------------------------------------------
 
-    def load(self, oid: int) -> tuple | None:
+    def load(self, oid: int) -> Row | None:
         """Return (state, tid, ...) of an object that is not cached; without a view, as it is now.
 
         ReadConflictError if what the view sees is gone. Unavailable if the view could not begin.
@@ -120,16 +122,17 @@ class View:
         if self._failure is not None:
             raise Unavailable('The database could not be asked when this transaction began: begin another one. '
                               f'{self._failure}')
-        if self.at is None:
+        at = self.at
+        if at is None:
             if self._told[0] is None:
                 return self._pool.attempt(self._adapter.load_now, oid)
-            self._take()
-            hit = self._cache.find(oid, self.at) if self.generation == self._cache.generation else None
+            at = self._take()
+            hit = self._cache.find(oid, at) if self.generation == self._cache.generation else None
             if hit is not None:
                 return hit.state, hit.tid
-        return self._load(oid, self.at)
+        return self._load(oid, at)
 
-    def _load(self, oid: int, at: int) -> tuple | None:
+    def _load(self, oid: int, at: int) -> Row | None:
         hit, self.hit = self.hit, None
         ahead = self._ahead.beside(oid, at, hit)
         if ahead or self._database.tier is not None:
@@ -146,7 +149,7 @@ class View:
                 self._ahead.saw(oid, row[0], row[2])
         return row
 
-    def _load_with(self, others: list[int], oid: int, at: int) -> tuple | None:
+    def _load_with(self, others: list[int], oid: int, at: int) -> Row | None:
         """Load one object, and put others into the cache that are likely to be wanted next."""
         loaded = self._fetch([oid, *others], 1, at, min(LARGEST_STATE, self._cache.object_max))
         self._keep((row for row in loaded if row[0] != oid), at)
@@ -182,7 +185,7 @@ class View:
         """
         tier = self._database.tier
         shared = tier.get(oids, at, self.generation) if tier is not None else {}
-        rows = [(oid, *row) for oid, row in shared.items()]
+        rows: list[Loaded] = [(oid, *row) for oid, row in shared.items()]
         missing = [oid for oid in oids if oid not in shared]
         if shared and shared.keys() >= set(oids[:wanted]):
             return rows
@@ -200,18 +203,19 @@ class View:
 
     def share(self) -> None:
         """Give to memcached what was loaded since."""
-        if self._unshared and self.at is not None:
-            self._database.tier.put(self._unshared, self.at, self.generation)
+        tier = self._database.tier
+        if tier is not None and self._unshared and self.at is not None:
+            tier.put(self._unshared, self.at, self.generation)
         self._unshared = []
 
-    def _read(self, oid: int, read: Callable[..., Result], *arguments) -> Result:
+    def _read(self, oid: int, read: Callable[..., Result], *arguments: Any) -> Result:
         """Return read(session, *arguments), which reads `oid` as of the view.
 
         ReadConflictError if the view's epoch is over.
         """
         snapshot = self._snapshot
         if snapshot.due:
-            snapshot.take_late(self.at)
+            snapshot.take_late(self.at)  # type: ignore[arg-type]  # one is due where there is a view
         if snapshot.session is not None:
             result, generation = read(snapshot.session, *arguments), self.generation
         else:

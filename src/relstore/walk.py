@@ -17,6 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 from persistent.TimeStamp import TimeStamp
 from ZODB.POSException import ConflictError, StorageError
@@ -50,7 +51,7 @@ class Walk:
             self._session, self.tid = _begin(adapter)
         self._lock = threading.Lock()
         self._end = weakref.finalize(self, _close, self._session)
-        self._lost: Exception | None = None
+        self._lost: BaseException | None = None
         self._users, self._counting = 1, threading.Lock()       # never held for long
         self.used = time.monotonic()        # when, for the last time
 
@@ -58,7 +59,7 @@ class Walk:
     def is_open(self) -> bool:
         return self._end.alive
 
-    def read(self, work: Callable[..., Result], *arguments) -> Result:
+    def read(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """Return work(session, *arguments). Unavailable if the snapshot is lost: begin from the beginning."""
         if self._session.pid != os.getpid():
             raise Unavailable('The snapshot belongs to the process that this one was forked from; begin again.')
@@ -112,7 +113,7 @@ def _begin(adapter: Adapter) -> tuple[Session, int]:
         raise
 
 
-def _lost(error: Exception) -> Unavailable:
+def _lost(error: BaseException) -> Unavailable:
     return Unavailable(f'The snapshot that is read was lost before its end, and what is left cannot be read from '
                        f'another one; begin again. {error}')
 
