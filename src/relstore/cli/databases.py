@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 import ZConfig
 import ZConfig.loader
@@ -119,7 +119,7 @@ class _Loader(ZConfig.loader.ConfigLoader):
         super().__init__(ZConfig.loadSchemaFile(io.StringIO(SCHEMA.format(package=package))))
         self._beside = beside
 
-    def createResource(self, file, url):
+    def createResource(self, file: IO[str], url: str) -> Any:
         text = file.read()
         if _is_configuration(url):
             if not self._beside:

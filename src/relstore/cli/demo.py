@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ZODB.BaseStorage import TransactionRecord
 from ZODB.blob import FilesystemHelper, is_blob_record
@@ -63,7 +63,7 @@ class Source(FileStorage):
             self.close()
             raise ConfigurationError(f'{path} holds no root object: nothing was ever stored in it.')
 
-    def iterator(self, start: bytes | None = None, stop: bytes | None = None):
+    def iterator(self, start: bytes | None = None, stop: bytes | None = None) -> Iterator[Any]:
         last = self.lastTransaction()
         return super().iterator(start, last if stop is None else min(stop, last))
 
@@ -245,7 +245,7 @@ def commit_change(directory: str) -> tuple[bytes, list[tuple[str, ...]]]:
         with db.transaction(f'Add {KEY} to the root') as connection:
             connection.transaction_manager.get().setUser('demo', '')
             connection.root()[KEY] = 'This key was added by relstore demo.'
-        history = [
+        history: list[tuple[str, ...]] = [
             (
                 f"{TimeStamp(entry['tid'])}"[:19],
                 _text(entry['user_name']).strip(),
@@ -273,7 +273,7 @@ def _open(directory: str) -> RelStore:
     return RelStore(SQLite(directory), keep_history=True)
 
 
-def _load(storage, oid: bytes) -> tuple[bytes, bytes] | None:
+def _load(storage: Any, oid: bytes) -> tuple[bytes, bytes] | None:
     """Return (state, tid), or None where the object's creation was undone."""
     try:
         return storage.load(oid)
@@ -281,17 +281,17 @@ def _load(storage, oid: bytes) -> tuple[bytes, bytes] | None:
         return None
 
 
-def _same(theirs, ours, what: str) -> None:
+def _same(theirs: object, ours: object, what: str) -> None:
     if theirs != ours:
         raise Difference(f'{what}: {_short(ours)} instead of {_short(theirs)}{_first(theirs, ours)}.')
 
 
-def _short(value) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f'{text[:60]}...'
 
 
-def _first(theirs, ours) -> str:
+def _first(theirs: object, ours: object) -> str:
     """Say where two strings of bytes part; nothing about anything else."""
     if isinstance(theirs, bytes) and isinstance(ours, bytes):
         return f' (from byte {len(os.path.commonprefix([theirs, ours]))} on)'

@@ -27,7 +27,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument('--version', action='version', version=f'%(prog)s {_version()}')
     verbs = parser.add_subparsers(dest='verb', metavar='verb', required=True)
     for name, module in VERBS.items():
-        summary = module.__doc__.splitlines()[0].partition(': ')[2]
+        summary = str(module.__doc__).splitlines()[0].partition(': ')[2]
         verb = verbs.add_parser(name, help=summary, description=summary)
         module.add_arguments(verb)
         verb.add_argument('--traceback', action='store_true', help='show where an error came from')

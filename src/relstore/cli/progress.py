@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from relstore.packing.report import Progress
 
@@ -32,7 +33,7 @@ def progress(in_lines: bool = False) -> Iterator[Progress]:
 class _Bar:
     """The bar of what is being done; that of what was done before goes."""
 
-    def __init__(self, bars):
+    def __init__(self, bars: Any) -> None:
         self._bars, self._what, self._task = bars, '', None
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
@@ -47,7 +48,7 @@ class _Bar:
 class Lines:
     """A line every few seconds, for a log."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._what, self._told = '', time.monotonic()
         self._began = self._told
 
@@ -88,7 +89,7 @@ def counted(number: int, one: str, more: str = '') -> str:
     return f'{number:,} {one if number == 1 else more or one + "s"}'
 
 
-def size(count: int) -> str:
+def size(count: float) -> str:
     """Return a number of bytes in a unit that suits it."""
     if count == 1:
         return '1 byte'

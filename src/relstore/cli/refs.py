@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
@@ -64,7 +64,8 @@ def _one(args: Namespace, number: int, named: databases.Named) -> int:
             database = opened.relstore.database
             with database.pool.session() as session:
                 rights.refuse(database.adapter, session, rights.PACK)
-        found, told = Found(), []
+        found = Found()
+        told: list[str] = []
         with progress() as tell:
             done, about = 0, len(opened.relstore)
             for part in _parts(args, number, opened.relstore):
@@ -109,7 +110,8 @@ def _parts(args: Namespace, number: int, storage: RelStore) -> Iterator[Found]:
         pool = stack.enter_context(ProcessPoolExecutor(
             args.jobs, multiprocessing.get_context('spawn'), _begin, (args.config, number, args.check)))
         stack.callback(pool.shutdown, cancel_futures=True)
-        ranges, waiting = survey.ranges(), set()
+        ranges = survey.ranges()
+        waiting: set[Future[Found | str]] = set()
         try:
             while True:
                 with _nobody_interrupts():
@@ -133,7 +135,7 @@ def _nobody_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _result(future: Future) -> Found:
+def _result(future: Future[Found | str]) -> Found:
     found = future.result()
     if isinstance(found, str):
         raise Unavailable(found)
@@ -143,19 +145,23 @@ def _result(future: Future) -> Found:
 # In a process of its own.
 
 _opened = ExitStack()
+_look: Callable[[int, int], Found]
 
 
 def _begin(config: str, number: int, check: bool) -> None:
     global _look
     threading.Thread(target=_end_with_the_first, daemon=True).start()
     opened = _opened.enter_context(databases.read(config)[number].open())
+    assert opened.relstore is not None
     survey = Survey(opened.relstore.database)
     _look = survey.compare if check else survey.fill
 
 
 def _end_with_the_first() -> None:
     """Where that is killed, nobody else would tell this process to end."""
-    multiprocessing.parent_process().join()
+    first = multiprocessing.parent_process()
+    assert first is not None
+    first.join()
     os._exit(1)
 
 

@@ -2,13 +2,15 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterable
 
+from relstore.adapters.base import Adapter
 from relstore.adapters.mysql import MySQL
 from relstore.adapters.mysql_settings import SETTINGS
 from relstore.adapters.postgresql import PostgreSQL
 from relstore.adapters.sqlite import SQLite
 
-DATABASES = {
+DATABASES: dict[str, Callable[[str | None], Adapter]] = {
     'postgresql': lambda schema: PostgreSQL('', schema=schema), 'sqlite': lambda schema: SQLite('.'),
     'mysql': lambda schema: MySQL(''), 'mariadb': lambda schema: MySQL('')}
 PRODUCTS = {'mysql': 'MySQL', 'mariadb': 'MariaDB'}
@@ -25,7 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     adapter = DATABASES[args.database](args.schema)
     adapter.configure(keep_history=not args.history_free, read_only=False)
-    if args.database in PRODUCTS:
+    if isinstance(adapter, MySQL):
         adapter.use_server(PRODUCTS[args.database], variables=SETTINGS)     # those that the server has
     if args.grants:
         print(adapter.grants('zodb', 'zope', 'zodb_owner'), end='')
@@ -35,7 +37,7 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _section(title: str, statements) -> None:
+def _section(title: str, statements: Iterable[tuple[str, str]]) -> None:
     print(f'-- {title} '.ljust(100, '='), end='\n\n')
     for name, text in statements:
         print(f'-- {name}\n{text.rstrip(";")};\n')
