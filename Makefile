@@ -1,4 +1,4 @@
-# make demo    a first look                make test    all tests           make lint    style and layers
+# make demo    a first look                make test    all tests           make lint    style, types, layers
 #   DATA=/path/to/Data.fs                    JOBS=3                 PYTHON=python3.12, where python3 is not the one to use
 #                                            RELSTORE_TEST_THOROUGH=1, for a night
 #   TESTS="-t EveryByte -t Stress" with that: a commit cut after each of its bytes, by each driver; each server stressed
@@ -17,7 +17,7 @@ PYTHON ?= python3
 # Layers of tests that run at a time, each with servers of its own. With 1 a debugger can be used, and dots are shown.
 JOBS ?= 3
 BUILDOUT = zc.buildout>=6,<7
-LINTERS = ruff>=0.17,<0.18 import-linter>=2.16,<3
+LINTERS = ruff>=0.17,<0.18 import-linter>=2.16,<3 mypy>=2.4,<3
 
 # Install a package where that is allowed; otherwise say what is missing, and fail.
 apt = { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && { apt-get -q update; \
@@ -36,7 +36,7 @@ PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check
 PEERS = RelStorage==4.3.0 ZEO zodbshootout==0.8.* pyperf==1.7.1 psycopg2-binary psycopg[binary] PyMySQL \
         pymemcache
 
-.PHONY: demo test bench bench-zodbshootout soak crash lint style layers servers mysql compiler clean FORCE
+.PHONY: demo test bench bench-zodbshootout soak crash lint style types layers servers mysql compiler clean FORCE
 .DELETE_ON_ERROR:
 
 demo: .venv/demo
@@ -58,10 +58,14 @@ soak: .venv-bench/made servers
 crash: .venv-bench/made servers
 	.venv-bench/bin/python -m relstore.tests.crash --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
-lint: style layers
+lint: style types layers
 
 style: .venv/lint
 	.venv/bin/ruff check setup.py src benchmarks
+
+# What relstore stands on is not looked at: it has no types, and need not be installed.
+types: .venv/lint
+	.venv/bin/mypy
 
 layers: .venv/lint
 	PYTHONPATH=src .venv/bin/lint-imports

@@ -61,7 +61,9 @@ class Graph:
         self._nowhere = {number: oid for number, oid in enumerate(self._refs) if self.place_of(oid) is None
                          } if keep_nowhere else {}
         places, oids, tids = self._places, self._oids, self._tids
-        revision_places = oids if places is None else array('q', map(self.place_of, oids))    # type: ignore[arg-type, type-var]  # each has one
+        # Each of these has a place.
+        revision_places = oids if places is None else array(
+            'q', map(self.place_of, oids))      # type: ignore[arg-type, type-var]  # see above
         self.newest = array('q', bytes(8 * self.size))      # by place: the tid that it had at `pack_tid`; 0: none
         self.current = array('q', bytes(8 * self.size))     # by place: the tid that it has now; 0: no such object
         self.older = array('q')                             # places of objects with revisions before `newest`
