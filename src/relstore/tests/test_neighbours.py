@@ -127,6 +127,14 @@ class Beside(TestCase):
         storage.new_oid()
         self.assertIn(os.getpid(), Neighbours(self.adapter().path)._holders('', PRESENT, 'READ', 'writers.lock'))
 
+    def test_who_keeps_the_tables_from_being_changed(self):
+        adapter = self.adapter()
+        adapter.configure(self.keep_history, read_only=False)
+        with closing(adapter.connect()) as session, closing(sqlite3.connect(adapter.path)) as other:
+            other.execute('BEGIN IMMEDIATE')
+            self.assertEqual(adapter.table_holders(session, 'object_state', readers=False),
+                             'another thread of this process')
+
     def test_a_reader_that_has_relstorage_loaded(self):
         """It hinders nobody, also where the file of the locks is not there, which it does not make."""
         locks = self.directory / 'writers.lock'
