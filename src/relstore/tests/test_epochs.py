@@ -44,7 +44,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def generations_are_told(self):
-        now = self.generations[-1][0] if self.generations else None
+        now = self.generations[-1][0] if self.generations else ''
         for number, (epoch, sweeps) in enumerate(self.generations, 1):
             assert self.epochs.is_current(number) == (epoch == now)
             assert self.epochs.of(number) == (epoch if epoch == now else '')
