@@ -180,6 +180,10 @@ class PostgreSQLBackend(ServerBackend):
             def ended():
                 return watch.rows(f'SELECT pg_terminate_backend(pid) FROM ({watch.others}) others')
             watch.until(lambda: not ended())
+            # A dump would have what an earlier test has left in schemas of its own.
+            for name, in watch.rows("SELECT quote_ident(nspname) FROM pg_namespace WHERE nspname <> 'public' "
+                                    "AND nspname <> 'information_schema' AND nspname !~ '^pg_'"):
+                watch.rows(f'DROP SCHEMA {name} CASCADE')
 
     def _adapter_to(self, database):
         return relstore.PostgreSQL(self.layer.server.dsn(database), driver=self.driver)
