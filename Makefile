@@ -1,6 +1,7 @@
 # make demo    a first look                make test    all tests           make lint    style, types, layers
 #   DATA=/path/to/Data.fs                    JOBS=3                 PYTHON=python3.12, where python3 is not the one to use
 #                                            RELSTORE_TEST_THOROUGH=1, for a night
+# make unit    tests without server, process or database, in seconds        make slowest    the thirty that take longest
 #   TESTS="-t EveryByte -t Stress" with that: a commit cut after each of its bytes, by each driver; each server stressed
 #   for a minute by 16 processes. A quarter of an hour
 #   TESTS="-m test_pack_storm" with RELSTORE_PACK_SECONDS=600: links move while packs run, ten minutes on each database
@@ -36,14 +37,21 @@ PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check
 PEERS = RelStorage==4.3.0 ZEO zodbshootout==0.8.* pyperf==1.7.1 psycopg2-binary psycopg[binary] PyMySQL \
         pymemcache
 
-.PHONY: demo test bench bench-zodbshootout soak crash lint style types layers servers mysql compiler clean FORCE
+.PHONY: demo test unit slowest bench bench-zodbshootout soak crash lint style types layers servers mysql compiler clean FORCE
 .DELETE_ON_ERROR:
 
 demo: .venv/demo
-	.venv/bin/relstore demo $(if $(DATA),--data '$(DATA)')
+	.venv/bin/relstore demo $(if $(DATA),--data '$(DATA)') $(if $(BLOBS),--blobs '$(BLOBS)')
 
 test: bin/test servers
 	bin/test -j $(JOBS) $(TESTS)
+
+unit: bin/test
+	bin/test --layer UnitTests $(TESTS)
+
+# They run one layer at a time, so that none waits for another: twice as long as make test.
+slowest: bin/test servers
+	bin/test -j 1 -vvv $(TESTS) | .venv/bin/python src/relstore/tests/support/slowest.py docs/internals/testing.md
 
 bench: .venv-bench/made servers compiler
 	.venv-bench/bin/python -m benchmarks.run $(if $(ONLY),--only $(ONLY)) $(if $(QUICK),--quick) $(if $(OUT),--out '$(OUT)')

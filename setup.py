@@ -59,7 +59,7 @@ setup(
     ],
     package_dir={'': 'src'},
     packages=find_packages('src'),
-    package_data={'': ['component.xml'], 'relstore.adapters': ['sql/*.sql']},
+    package_data={'': ['component.xml'], 'relstore.adapters': ['sql/*.sql', 'sql/migrations/*.sql']},
     zip_safe=False,
     python_requires='>=3.10',
     install_requires=['ZODB >= 5.8'],

@@ -4,8 +4,8 @@ Between begin and vote nothing is sent to the database: stores gather in a spool
 writes. Undo, restore and deletion are stores like any other.
 """
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 from ZODB.ConflictResolution import ConflictResolvingStorage
@@ -13,10 +13,13 @@ from ZODB.interfaces import IStorageTransactionMetaData
 from ZODB.POSException import ConflictError, MultipleUndoErrors, ReadConflictError, UndoError
 from ZODB.utils import p64, u64
 
-from relstore.adapters.base import LARGEST, MAX_TID, TOGETHER, Ballot, Metadata, Ticket, Verdict
+from relstore.adapters.base import LARGEST, MAX_TID
+from relstore.adapters.commits.base import AnyCommit, Ballot, Metadata, Verdict
+from relstore.adapters.numbers import TOGETHER
 from relstore.caching.epochs import Origin
 from relstore.database import Database
 from relstore.errors import (
+    DatabaseError,
     Deadlock,
     Disconnected,
     LockTimeout,
@@ -28,7 +31,7 @@ from relstore.errors import (
 from relstore.packing.links import Links, is_in_any
 from relstore.references import class_name, plain
 from relstore.sessions.session import Row, Session
-from relstore.spool import Batch, Spool
+from relstore.spool import Spool
 
 # Seconds to go on asking for the outcome of a commit, while no server can be reached.
 OUTCOME_PATIENCE = 60.0
@@ -38,12 +41,14 @@ PROBES = 5
 OPEN = 'it has not voted: tpc_vote comes before tpc_finish'
 FAILED = 'its vote has failed, and nothing but tpc_abort can follow'
 VOTED = 'it has voted, and nothing but tpc_finish or tpc_abort can follow'
+# Around a finish that nobody need look at.
+UNWATCHED = nullcontext()
 # Bytes of another transaction's user and description that a ConflictError quotes: in all it is to have 2 kB at most.
 LONGEST_USER, LONGEST_DESCRIPTION = 200, 800
 
 
 class Transaction:
-    """What one ZODB transaction changes in one storage, and the session that it commits with, once it has voted.
+    """What one ZODB transaction changes in one storage, and from the vote on what the database does for it.
 
     metadata: the object that tpc_begin was given.
     refused: see Links.
@@ -63,15 +68,13 @@ class Transaction:
         self._refused, self._tid, self._packed = refused, tid, packed
         self._record: Metadata     # from vote on
         self._spool = Spool(database.untransform, digest=self._adapter.keep_history)
+        self.blobs = database.blobs.new_pending()
         self._reads: dict[int, int] = {}
         self._deleted: set[int] = set()     # by a collector outside: see `_look_at_deletions`
-        # From vote on, until it is given back.
-        self._session: Session = None   # type: ignore[assignment]  # no check where it is used
-        self._ticket: Ticket = []
+        self._commit: AnyCommit = None      # type: ignore[assignment]  # from vote on: no check where it is used
         self._generation = database.cache.generation
         self._highest = 0       # the largest oid that is new here and was not issued here
-        self._left: Iterable[Batch] = []       # the batches that are left for finish
-        self._taken: Callable[[], None] = lambda: None      # to be called when it is committed: see Marks
+        self._taken: Callable[[], None] | None = None       # to be called when it is committed: see Marks
         self._sent = False      # were the states sent ahead of the vote?
 
     # Before vote --------------------------------------------------------------------------------------------------
@@ -96,9 +99,9 @@ class Transaction:
     def undo(self, tid: int) -> list[int]:
         """Put back what transaction `tid` changed; return the oids. UndoError names what cannot be."""
         def changes(session: Session) -> list[Row]:
-            if tid > MAX_TID or not self._adapter.is_undoable(session, tid):
+            if tid > MAX_TID or session.one(self._adapter.sql.transaction_is_undoable, (tid,)) is None:
                 raise UndoError('The transaction does not exist, or has been packed.')
-            return self._adapter.changes_to_undo(session, tid)
+            return session.all(self._adapter.sql.undo, (tid,))
 
         rows = self._database.pool.attempt(changes)
         undone, failures = [], []
@@ -147,45 +150,82 @@ class Transaction:
 
     # Vote ---------------------------------------------------------------------------------------------------------
 
+    @property
+    def _session(self) -> Session:
+        return self._commit.session
+
     def vote(self) -> list[int]:
         """Lock, compare, resolve conflicts, and do all that can fail. Return the oids of the resolved ones."""
         self.phase = FAILED     # until it has not
-        self._check_sizes()
-        self._record = Metadata(_bytes(self.metadata.user), _bytes(self.metadata.description),
-                                self.metadata.extension_bytes, self._packed)
-        verdict = self._verdict()
+        database, spool, metadata = self._database, self._spool, self.metadata
+        user, description = metadata.user, metadata.description
+        if not (isinstance(user, bytes) and isinstance(description, bytes)):
+            user, description = _bytes(user), _bytes(description)
+        self._record = Metadata(user, description, metadata.extension_bytes, self._packed)
+        verdict = self._verdict(self._ballot())
         self._refuse(verdict)
+        commit = self._commit
+        session = commit.session
         if self._tid is not None:
-            self._database.whole.look(self._session, self._epoch, verdict.sweeps)
-        resolved = self._resolve_conflicts(verdict.conflicts)
-        self._database.blobs.refuse_change(self._session, self._spool.blobs, self._spool.deleted)
-        links = Links(self._database, self._session, self._spool, self._refused)
+            database.whole.look(session, self._epoch, verdict.sweeps)
+        resolved = self._resolve_conflicts(verdict.conflicts) if verdict.conflicts else []
+        if spool.blobs or spool.deleted:
+            database.blobs.refuse_change(session, spool.blobs, spool.deleted)
+        links = Links(database, session, spool, self._refused)
         self._look_at_links(links, verdict)
         if self._deleted:
             self._look_at_deletions(links)
-        if self._database.marks is not None:
-            self._taken = self._database.marks.take_off(self._session, verdict.sweeps, verdict.sweeping, links)
-        self._ticket = verdict.ticket
-        self._reserve_oids()
+        if database.marks is not None:
+            self._taken = database.marks.take_off(session, verdict.sweeps, verdict.sweeping, links)
+        if self._highest > database.oids.highest:
+            self._reserve_oids()
+        if spool.blobs:
+            self._repeat_blobs()
         if self._sent:
-            self._adapter.send_again(self._session, self._batches(resolved))
+            commit.send_again(spool.batches(self._adapter.message_size, resolved))
         else:
-            self._left = self._adapter.stage(self._session, self._ticket, self._tid, self._record, self._batches())
+            commit.stage(spool.batches(self._adapter.message_size))
         self.phase = VOTED
         return resolved
 
-    def _check_sizes(self) -> None:
-        largest = self._adapter.largest_state
-        for row in self._spool:
-            if row.size is not None and row.size > largest:
-                raise StorageError(f'Object {row.oid:#x} has {row.size:,} bytes; {self._adapter} takes {largest:,} at '
-                                   'most.')
+    def _repeat_blobs(self) -> None:
+        """What puts an earlier revision back, an undo, puts back its blob. A copy may lack what its source lacks."""
+        blobs, session, copies = self._database.blobs, self._session, {}
+        if not blobs.supported:
+            return
+        blobs.say_where(session)
+        for oid in self._spool.blobs - self.blobs.oids:
+            row = self._spool[oid]
+            if row.data_tid is None and not row.restored:
+                raise StorageError(f'The blob {oid:#x} is stored without its data: storeBlob brings that along.')
+            if row.data_tid and self._adapter.keep_history and (
+                    not row.restored or blobs.has(session, oid, row.data_tid)):
+                copies[oid] = row.data_tid
+        if copies:
+            self.blobs.copy(self._commit, copies)
+        for oid, tid in copies.items():     # asked afterwards, for what goes never comes back
+            if not blobs.has(session, oid, tid):
+                raise UndoError('The data of the blob to go back to is not there.', p64(oid))
 
-    def _verdict(self) -> Verdict:
+    def _verdict(self, ballot: Ballot) -> Verdict:
         """Ask, and count what had to be waited for."""
         conflicts, began = self._database.conflicts, time.monotonic()
         try:
-            verdict = self._ask_as_it_can_be(self._ballot())
+            try:
+                verdict = self._ask(ballot)
+            except Disconnected:
+                # A pooled connection that died unnoticed: nothing was done with it yet, so a new one may try.
+                self._give_back()
+                self._database.pool.retire()
+                verdict = self._ask(ballot)
+            except OutOfLocks:
+                # Others hold many; alone it needs a single one.
+                self._give_back()
+                verdict = self._ask(replace(ballot, alone=True))
+            except DatabaseError:
+                if self._commit is not None:        # else there was no session
+                    self._database.refuse_another_version(self._session)
+                raise
         except LockTimeout as e:
             conflicts.lock_timeout(time.monotonic() - began, e.lock, self._class_of(e.lock))
             raise
@@ -196,56 +236,50 @@ class Transaction:
             conflicts.waited(lock, seconds, self._class_of(lock))
         return verdict
 
-    def _ask_as_it_can_be(self, ballot: Ballot) -> Verdict:
-        try:
-            return self._ask(ballot)
-        except Disconnected:
-            # A pooled connection that died unnoticed: nothing was done with it yet, so a new one may try.
-            self._give_back()
-            self._database.pool.retire()
-            return self._ask(ballot)
-        except OutOfLocks:
-            # Others hold many; alone it needs a single one.
-            self._give_back()
-            return self._ask(replace(ballot, alone=True))
-
     def _ask(self, ballot: Ballot) -> Verdict:
-        self._session = self._database.pool.borrow()
-        self._sent = (self._spool.size >= self._adapter.message_size
-                      and self._adapter.send_ahead(self._session, self._batches()))
-        return self._adapter.vote(self._session, ballot)
-
-    def _batches(self, oids: Collection[int] | None = None) -> Iterator[Batch]:
-        # Small pieces where there are many: a driver makes several copies of each.
-        size = self._adapter.message_size
-        return self._spool.batches(size if self._spool.size < size else size // 4, oids)
+        adapter, spool = self._adapter, self._spool
+        self._commit = commit = adapter.commit_type(adapter, self._database.pool.borrow(), self._record, self._tid)
+        if self.blobs:
+            self.blobs.send(commit)
+        self._sent = spool.size >= adapter.message_size and commit.send_ahead(spool.batches(adapter.message_size))
+        return commit.vote(ballot)
 
     def _ballot(self) -> Ballot:
-        spool, issued = self._spool, self._database.oids.issued
-        bases = sorted((row.oid, row.base) for row in spool if not row.restored)
-        reads = sorted((oid, tid) for oid, tid in self._reads.items() if oid not in spool)
-        locks = [oid for oid, base in bases if base or not issued(oid)]
-        lags = self._adapter.may_lag        # there what is known may not have arrived
-        known = () if lags or self._adapter.keep_history else self._database.changed_last(PROBES)
+        """Walk through what is to be stored: once, for there may be much of it."""
+        adapter, database = self._adapter, self._database
+        issued, largest = database.oids.issued, adapter.largest_state
+        bases, locks, restored, self._highest = [], [], [], 0
+        for row in self._spool.rows():
+            oid, base, size = row.oid, row.base, row.size
+            if size is not None and size > largest:
+                raise StorageError(f'Object {oid:#x} has {size:,} bytes; {adapter} takes {largest:,} at most.')
+            others = base or not issued(oid)        # may others write it?
+            if not base and others:
+                self._highest = oid         # they come in order
+            if row.restored:
+                restored.append(oid)
+                continue
+            bases.append((oid, base))
+            if others:
+                locks.append(oid)
+        reads = sorted((oid, tid) for oid, tid in self._reads.items() if oid not in self._spool) if self._reads else []
+        lags = adapter.may_lag      # there what is known may not have arrived
+        known = () if lags or adapter.keep_history else database.changed_last(PROBES)
         return Ballot(
-            epoch=self._epoch if self._database.epochs.is_current(self._generation) else '',
+            epoch=self._epoch if database.epochs.is_current(self._generation) else '',
             at=None if lags else self._origin.at, known=known, bases=bases, locks=locks,
-            timeout=self._database.options.commit_lock_timeout,
-            restored=[row.oid for row in spool if row.restored], reads=reads, restored_tid=self._tid,
-            alone=bool(self._deleted) or len(locks) + len(reads) > self._adapter.most_locks)
+            timeout=database.options.commit_lock_timeout, restored=restored, reads=reads, restored_tid=self._tid,
+            alone=len(locks) + len(reads) > adapter.most_locks, deletes=bool(self._deleted))
 
     def _reserve_oids(self) -> None:
         """Objects that come with their oids must not meet others later, that are given the same."""
-        oids = self._database.oids
-        self._highest = max((row.oid for row in self._spool if not row.base and not oids.issued(row.oid)), default=0)
-        if self._highest > oids.highest:
-            if self._highest > LARGEST:
-                raise StorageError(f'The object {self._highest:#x} cannot be added: the largest that brings its oid '
-                                   f'along is {LARGEST:#x}, for new objects need larger ones.')
-            self._adapter.reserve_oids(self._session, self._highest)
+        if self._highest > LARGEST:
+            raise StorageError(f'The object {self._highest:#x} cannot be added: the largest that brings its oid along '
+                               f'is {LARGEST:#x}, for new objects need larger ones.')
+        self._adapter.reserve_oids(self._session, self._highest)
 
     def _refuse(self, verdict: Verdict) -> None:
-        went_back = self._went_back(verdict)
+        went_back = bool(verdict.conflicts or verdict.outdated) and self._went_back(verdict)
         if verdict.epoch_changed or went_back:
             self._session.rollback()
             # The next attempt is to know, also that of one who never polls.
@@ -278,11 +312,13 @@ class Transaction:
     def _look_at_links(self, links: Links, verdict: Verdict) -> None:
         """See that nothing refers to what a pack removes, or has removed since the connection began; see links.py.
 
-        Nor to what was deleted since the view. What is copied with its tid may refer to what comes later.
+        Nor to what was deleted since then. What is copied with its tid may refer to what comes later.
         """
         epochs, origin = self._database.epochs, self._origin
-        swept = epochs.swept(epochs.sweeps_of(origin.began), verdict.sweeps) if self._tid is None else []
-        if self._tid is None and (verdict.sweeping or (origin.at or 0) < verdict.deleted
+        swept: Sequence[Sequence[int]] | None = []
+        if self._tid is None and verdict.sweeps != (known := epochs.sweeps_of(origin.began)):
+            swept = epochs.swept(known, verdict.sweeps)
+        if self._tid is None and (verdict.sweeping or origin.since < verdict.deleted
                                   or self._refused and not self._refused.isdisjoint(links.linked)):
             swept = None
         if verdict.sweeping or swept != []:
@@ -311,7 +347,7 @@ class Transaction:
         """
         if self._origin.at is not None:
             links.look_since(self._origin.at, self._deleted)
-        self._adapter.tell_deletion(self._session)
+        self._commit.tell_deletion()
 
     def _resolve_conflicts(self, conflicts: list[tuple[int, int, bytes | None]]) -> list[int]:
         resolved = []
@@ -371,7 +407,7 @@ class Transaction:
             if record is None:
                 record, _ = self._adapter.load_now(self._session, oid) or (None, 0)
             if theirs not in (mine, 0):         # 0: no revision is current
-                author = self._adapter.author(self._session, theirs)
+                author = self._author(theirs)
         name = self._class_name(record)
         self._database.conflicts.conflict(oid, name, resolved=False)
         error.class_name = name or None
@@ -382,6 +418,10 @@ class Transaction:
             said = ', '.join(f'{what} "{text}"' for what, text in texts if text)
             error.message += f'; the other transaction: {said}' if said else ''
         return error
+
+    def _author(self, tid: int) -> Row | None:
+        """Return the beginnings of a transaction's user and description, or None if there is no such record."""
+        return self._session.one(self._adapter.sql.author, (tid,)) if self._adapter.keep_history else None
 
     def _class_of(self, lock: int | None) -> str:
         pending = None if lock is None else self._spool.get(lock)
@@ -398,24 +438,39 @@ class Transaction:
         After an Exception nothing was stored, unless it is OutcomeUnknown. An interrupt (of the keyboard, say) asks
         no questions: the commit may have happened.
         """
-        with self._database.announced(), self._database.finishing.watched(self._ticket):
+        database, commit = self._database, self._commit
+        with database.announced(), database.finishing.watched(commit) if commit.finish_waits else UNWATCHED:
             try:
-                tid, waited = self._adapter.finish(self._session, self._ticket, self._tid, self._record, self._left)
+                if self.blobs:
+                    self.blobs.place(commit)
+                tid, waited = commit.finish()
             except Exception as e:
                 tid, waited = self._outcome(e), 0.0
             except BaseException:
-                self._session.broken = True
+                commit.session.broken = True
                 raise
-        # What went to the file would only push others out.
-        rows = [(row, row.held) for row in self._spool if row.held is not None]
-        self._database.committed(tid, (row.oid for row in self._spool if row.size is not None))
-        self._database.cache.committed(tid, ((row.oid, held) for row, held in rows), self._generation)
-        if self._database.tier is not None:
-            self._database.tier.committed(tid, ((row.oid, held, row.refs) for row, held in rows), self._generation)
-        self._database.oids.highest = max(self._database.oids.highest, self._highest)
-        self._taken()
-        self.close()
-        self._database.conflicts.committed(waited)
+        self._commit = None     # type: ignore[assignment]  # as in __init__
+        if commit.session is not None:
+            database.pool.take_back(commit.session)     # no transaction is open in it any more
+        if self.blobs:
+            self.blobs.committed(tid)
+        if self._spool.blobs:
+            database.blobs.said()
+        written, states = [], []
+        for row in self._spool:
+            if row.size is not None:
+                written.append(row.oid)
+            if row.held is not None:        # what went to the file would only push others out
+                states.append((row.oid, row.held))
+        database.committed(tid, written)
+        database.cache.committed(tid, states, self._generation)
+        if database.tier is not None:
+            database.tier.committed(tid, ((row.oid, row.held, row.refs) for row in self._spool if row.held is not None),
+                                    self._generation)
+        database.oids.highest = max(database.oids.highest, self._highest)
+        if self._taken is not None:
+            self._taken()
+        database.conflicts.committed(waited)
         return tid
 
     def _outcome(self, error: Exception) -> int:
@@ -426,7 +481,7 @@ class Transaction:
         deadline = time.monotonic() + OUTCOME_PATIENCE
         while True:
             try:
-                tid = self._database.pool.attempt(self._adapter.outcome, self._ticket, oids)
+                tid = self._database.pool.attempt(self._commit.outcome, oids)
                 break
             except (StorageError, ConflictError) as e:
                 # A server that recovers from a crash refuses connections for a while, and then all come at once.
@@ -442,12 +497,15 @@ class Transaction:
 
     def close(self) -> None:
         """End it: whatever was not committed is rolled back, and the session returned."""
-        self._give_back()
+        if self._commit is not None:
+            self._give_back()
+        self.blobs.close()
         self._spool.close()
 
     def _give_back(self) -> None:
-        session, self._session = self._session, None        # type: ignore[assignment]  # as in __init__
-        if session is not None:
+        commit = self._commit
+        if commit is not None and commit.session is not None:
+            session, commit.session = commit.session, None
             self._database.pool.give_back(session)
 
 

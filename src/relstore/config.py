@@ -32,9 +32,7 @@ from relstore.options import ALIASES, FLAG, REFUSED, Options, dashed, known_name
 from relstore.sessions.drivers import TLS_MODES, find_driver
 
 if TYPE_CHECKING:
-    from relstore.adapters.mysql import MySQL
-    from relstore.adapters.postgresql import PostgreSQL
-    from relstore.adapters.sqlite import SQLite
+    from relstore.adapters.addresses import MySQL, PostgreSQL, SQLite
     from relstore.storage import RelStore
 
 logger = logging.getLogger('relstore')
@@ -65,16 +63,16 @@ class StorageSection(BaseConfig):
     def open(self) -> 'RelStore':
         """Return a new storage; ConfigurationError says what to change where that fails."""
         from relstore.storage import RelStore
-        [adapter] = self.config.adapters
-        return RelStore(adapter.open(), Options.from_section(self.config))
+        [section] = self.config.adapters
+        return RelStore(section.open(), Options.from_section(self.config))
 
 
 class PostgreSQLSection(BaseConfig):
     """A section <postgresql>."""
 
     def open(self) -> 'PostgreSQL':
-        """Return the adapter."""
-        from relstore.adapters.postgresql import PostgreSQL
+        """Return the address."""
+        from relstore.adapters.addresses import PostgreSQL
         driver = _available(self.config.driver, ('auto', *POSTGRESQL_DRIVERS))
         return PostgreSQL(self.config.dsn, driver=driver, schema=self.config.schema,
                           prepared_statements=self.config.prepared_statements,
@@ -85,8 +83,8 @@ class MySQLSection(BaseConfig):
     """A section <mysql>, for MySQL and MariaDB."""
 
     def open(self) -> 'MySQL':
-        """Return the adapter."""
-        from relstore.adapters.mysql import MySQL
+        """Return the address."""
+        from relstore.adapters.addresses import MySQL
         config = self.config
         if config.named_pipe:
             logger.warning('named_pipe has no effect: relstore connects through TCP or unix_socket.')
@@ -102,8 +100,8 @@ class SQLiteSection(BaseConfig):
     """A section <sqlite3>."""
 
     def open(self) -> 'SQLite':
-        """Return the adapter."""
-        from relstore.adapters.sqlite import SQLite
+        """Return the address."""
+        from relstore.adapters.addresses import SQLite
         _available(self.config.driver, SQLITE_DRIVERS)
         if self.config.gevent_yield_interval is not None:
             logger.warning('gevent_yield_interval has no effect: SQLite does not yield to gevent here.')
@@ -163,7 +161,7 @@ value = _Values()
 
 # What ZConfig calls the types of options.
 _KINDS = {'bool': 'boolean', 'float': 'float', 'int': 'integer', 'str': 'string', 'str | None': 'string'}
-_IN_BYTES = 'cache_local_object_max', 'cache_local_dir_write_max_size'
+_IN_BYTES = ('cache_local_object_max', 'cache_local_dir_write_max_size', 'blob_cache_size', 'blob_chunk_size')
 # And of the keys of adapters, with the words for them.
 _BOOLEAN, _INTEGER = ('boolean', FLAG.words), ('integer', 'a whole number')
 _BYTES, _FILE = ('byte-size', 'a whole number, with KB, MB or GB or without'), ('existing-file', 'a file that is there')

@@ -1,4 +1,4 @@
-"""Conflicts: which objects transactions quarrel over, and how long commits wait for locks."""
+"""Conflicts: counts which objects cause conflicts, and how long commits wait for locks."""
 import logging
 import threading
 import time
@@ -8,24 +8,24 @@ from typing import NamedTuple
 
 from ZODB.utils import p64
 
-from relstore.adapters.base import COMMIT_LOCK, EVERYBODY, SOME_OBJECTS
+from relstore.adapters.numbers import COMMIT_LOCK, EVERYBODY, SOME_OBJECTS
 
-OBJECTS = 1000          # that are remembered
-PERIOD = 60.0           # seconds between two lines in the log, at least
+OBJECTS = 1000          # remembered
+PERIOD_SECONDS = 60.0   # at least, between two lines in the log
 TOP = 5                 # objects in a line
 
-log = logging.getLogger('relstore.conflicts')       # a name of its own: it can be turned up or down alone
+log = logging.getLogger('relstore.conflicts')       # a separate logger, so that it can have its own level
 
 
 class ObjectConflicts(NamedTuple):
     """What one object has cost, in this process.
 
-    conflicts: how often a transaction was based on a revision that was not current any more when it was committed; each
-    is resolved or failed. waited: seconds that commits have waited for its lock, also in vain. last: the last time that
-    any of this happened, in seconds since 1970.
+    conflicts: how often a transaction was based on a revision that was no longer current when it was committed; each
+    was resolved or failed. waited: seconds that commits waited for its lock, including in vain. last: when any of this
+    last happened, in seconds since 1970.
     """
     oid: bytes
-    class_name: str     # with its module; '' if it is not known
+    class_name: str     # with its module; '' if unknown
     conflicts: int
     resolved: int
     failed: int
@@ -48,7 +48,7 @@ class _Tally:
 
 @dataclass(slots=True)
 class _Period:
-    """Counts from some moment on. Of too many objects a quarter is forgotten, those with the fewest conflicts."""
+    """Counts since one moment. With too many objects, the quarter with the fewest conflicts is forgotten."""
     began: float = field(default_factory=time.monotonic)
     resolved: int = 0
     failed: int = 0
@@ -101,26 +101,26 @@ class _Period:
 
 
 class Conflicts:
-    """Counts since the database was opened, by this process. Thread-safe and bounded; a commit without a conflict that
-    waited for nothing takes no lock, unless the log was not told yet of others.
+    """Counts since this process opened the database. Thread-safe and bounded; a commit without conflicts or waits
+    takes no lock, unless earlier ones have not been logged yet.
 
-    The log is told what came together, in one line, not more often than once a minute: as a WARNING if transactions
-    failed, else as INFO. Each single thing is DEBUG.
+    Counts are logged together in one line, at most once a minute: as a WARNING if transactions failed, otherwise as
+    INFO. Single events are logged as DEBUG.
     """
 
     def __init__(self) -> None:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Begin anew: what the parent has counted is the parent's."""
+        """Start afresh in a child process: the parent's counts are the parent's."""
         self._lock = threading.Lock()
         self._commits = 0
         self._all = _Period()
-        self._untold: _Period | None = None     # what the log was not told yet, if there is any
-        self._told = -PERIOD                    # when it was told last, by the monotonic clock
+        self._untold: _Period | None = None     # what has not been logged yet, if anything
+        self._told = -PERIOD_SECONDS            # when it was last logged, by the monotonic clock
 
     def committed(self, waited: float) -> None:
-        """Count a commit, and the seconds that it waited for the commit lock to finish."""
+        """Count a commit, and the seconds that its finish waited for the commit lock."""
         self._commits += 1
         if waited:
             self.waited(COMMIT_LOCK, waited)
@@ -132,19 +132,19 @@ class Conflicts:
         self._count(lambda period: period.conflict(oid, class_name, resolved))
 
     def waited(self, lock: int, seconds: float, class_name: str = '') -> None:
-        """Count that a commit waited for an object's lock, or for another; see adapters.base."""
+        """Count the wait of a commit for an object's lock or another; see adapters.base."""
         log.debug('Waited %.3f s for lock %#x %s', seconds, lock, class_name)
         self._count(lambda period: period.wait(lock, class_name, seconds))
 
     def lock_timeout(self, seconds: float, lock: int | None = None, class_name: str = '') -> None:
-        """Count that a commit was given up, because a lock was not free: an object's, another's, or it is not known."""
+        """Count a commit that was given up because a lock was not free: an object's, another, or None: unknown."""
         self._count(lambda period: period.lock_timeout(lock, class_name, seconds))
 
     def deadlock(self) -> None:
         self._count(_Period.deadlock)
 
     def objects(self) -> list[ObjectConflicts]:
-        """Return what is known of each object, those with the most conflicts first."""
+        """Return what is known of each object, the most conflicts first."""
         with self._lock:
             return [ObjectConflicts(p64(oid), tally.class_name, tally.resolved + tally.failed, tally.resolved,
                                     tally.failed, tally.waited, tally.last) for oid, tally in self._all.top(OBJECTS)]
@@ -165,7 +165,7 @@ class Conflicts:
         }
 
     def close(self) -> None:
-        """Tell the log what it was not told, and forget everything."""
+        """Log what was not logged yet, and forget everything."""
         self._tell(at_once=True)
         self.after_fork()
 
@@ -180,7 +180,7 @@ class Conflicts:
     def _tell(self, at_once: bool = False) -> None:
         now = time.monotonic()
         with self._lock:
-            if self._untold is None or now < self._told + PERIOD and not at_once:
+            if self._untold is None or now < self._told + PERIOD_SECONDS and not at_once:
                 return
             untold, self._untold, self._told = self._untold, None, now
         log.log(logging.WARNING if untold.failed or untold.deadlocks or untold.lock_timeouts else logging.INFO,

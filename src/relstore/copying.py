@@ -9,6 +9,9 @@ remove garbage from when a copy begins until it has all, also where it is interr
   vote. That holds through a pooler, too, where there is no such lock.
 """
 import logging
+import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,12 +20,13 @@ from typing import Any
 from persistent.TimeStamp import TimeStamp
 from ZODB.blob import is_blob_record
 from ZODB.interfaces import IBlobStorage, IStorageRestoreable
+from ZODB.POSException import POSKeyError
 from ZODB.utils import p64, u64
 
 from relstore.adapters.base import Adapter
-from relstore.errors import StorageError, Unavailable
+from relstore.errors import ConfigurationError, StorageError, Unavailable
 from relstore.sessions.session import Session
-from relstore.whole import not_whole
+from relstore.whole import is_whole, not_whole, say_whole
 
 log = logging.getLogger('relstore')
 
@@ -37,14 +41,14 @@ class Guard:
 
     def __init__(self, adapter: Adapter, session: Session):
         self._adapter, self._session = adapter, session
-        self._has_lock = adapter.keep_packs_out(session, 'copy into it afterwards')
-        self._sweeps, self._used = adapter.sweep_state(session), time.monotonic()
+        self._has_lock = adapter.pack_lock.keep_packs_out(session, 'copy into it afterwards')
+        self._sweeps, self._used = adapter.sweeps.state(session), time.monotonic()
 
     def begin(self, is_empty: bool) -> None:
         """Refuse to add to what may lack something."""
         if is_empty:
-            self._adapter.say_whole(self._session)
-        elif not self._adapter.is_whole(self._session):
+            say_whole(self._adapter, self._session)
+        elif not is_whole(self._adapter, self._session):
             raise not_whole(self._adapter)
 
     def look(self) -> None:
@@ -57,7 +61,7 @@ class Guard:
         if not self._has_lock:
             return
         try:
-            sweeps, self._used = self._adapter.sweep_state(self._session), time.monotonic()
+            sweeps, self._used = self._adapter.sweeps.state(self._session), time.monotonic()
         except StorageError as e:
             raise Unavailable(f'The connection that kept packs out of {self._adapter} was lost, so what was copied may '
                               f'lack something; copy again, which goes on if nothing was removed. {e}') from e
@@ -89,7 +93,7 @@ def copy_transactions(source: Any, destination: IStorageRestoreable, guard: Guar
     if u64(last):
         _check_common(source, last)
     guard.begin(not u64(last))
-    blobs = 0
+    files = BlobFiles(source, destination)
     previous = TimeStamp(last)
     with _transactions(source, p64(u64(last) + 1) if u64(last) else None) as transactions:
         for transaction in transactions:
@@ -105,10 +109,14 @@ def copy_transactions(source: Any, destination: IStorageRestoreable, guard: Guar
                 records = size = 0
                 for record in transaction:
                     guard.look()
-                    destination.restore(record.oid, stamp.raw(), record.data, '', record.data_txn, transaction)
+                    path = files.copy_of(record)
+                    if path is None:
+                        destination.restore(record.oid, stamp.raw(), record.data, '', record.data_txn, transaction)
+                    else:
+                        destination.restoreBlob(record.oid, stamp.raw(), record.data, path, record.data_txn,
+                                                transaction)
                     records += 1
                     size += len(record.data or b'')
-                    blobs += is_blob_record(record.data)
                 destination.tpc_vote(transaction)
                 guard.look()
                 destination.tpc_finish(transaction)
@@ -118,8 +126,58 @@ def copy_transactions(source: Any, destination: IStorageRestoreable, guard: Guar
             if progress is not None:
                 progress(stamp.raw(), records, size)
     guard.prove()
-    if blobs and IBlobStorage.providedBy(source):
-        log.warning('%d records have a blob; their files were not copied, because blobs are not supported yet.', blobs)
+    files.warn()
+
+
+class BlobFiles:
+    """Copies of the files of a source's blobs, for a destination that takes them over."""
+
+    def __init__(self, source: Any, destination: Any):
+        self._source, self._destination = source, destination
+        self._there, self._wanted = IBlobStorage.providedBy(source), IBlobStorage.providedBy(destination)
+        self._left, self._missing = 0, 0
+        # A wrapper may keep records in another form than a pickle.
+        self._plain: Callable[[bytes], bytes] = destination.database.untransform
+
+    def copy_of(self, record: Any) -> str | None:
+        """Return the path of a copy of a record's blob, or None if it has none."""
+        if not self._is_of_blob(record.data):
+            return None
+        if not self._there:
+            self._left += 1
+            return None
+        if not self._wanted:
+            raise ConfigurationError('The source has blobs: name a directory for them with blob-dir.')
+        try:
+            file = self._source.openCommittedBlobFile(record.oid, record.tid)
+        except POSKeyError:
+            self._missing += 1
+            return None
+        with file:
+            handle, path = tempfile.mkstemp('.copy', dir=self._destination.temporaryDirectory())
+            try:
+                with open(handle, 'wb') as copy:
+                    shutil.copyfileobj(file, copy, 1 << 20)
+            except BaseException:
+                os.unlink(path)
+                raise
+        return path
+
+    def _is_of_blob(self, data: bytes | None) -> bool:
+        """The source gives records as they are, or as the destination's wrapper would have them."""
+        if data is None or is_blob_record(data):
+            return data is not None
+        try:
+            return is_blob_record(self._plain(data))
+        except Exception:       # whatever a wrapper says of what is not its own
+            return False
+
+    def warn(self) -> None:
+        if self._left:
+            log.warning('%d records have a blob; their data was not copied, for the source was opened without its '
+                        'directory of blobs.', self._left)
+        if self._missing:
+            log.warning('The source lacks the files of %d blobs, and so does the copy.', self._missing)
 
 
 def _check_common(source: Any, last: bytes) -> None:

@@ -3,15 +3,16 @@ import logging
 import os
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cache, partial
-from itertools import islice
 from typing import overload
 
-from relstore.adapters.base import MAX_TID, Adapter
-from relstore.blobs import Blobs
+from relstore.adapters.addresses import Address
+from relstore.adapters.base import MAX_TID
+from relstore.adapters.migrations import refuse_another_version
+from relstore.blobs.base import Blobs
+from relstore.blobs.home import blobs_of
 from relstore.caching import proof
 from relstore.caching.cache import Cache
 from relstore.caching.commits import CommitCounter
@@ -23,21 +24,19 @@ from relstore.caching.readahead import Counts
 from relstore.caching.shared import Tier
 from relstore.caching.warmstart import WarmStart
 from relstore.conflicts import Conflicts
-from relstore.errors import OutcomeUnknown, StorageError
+from relstore.errors import ConfigurationError, DatabaseError, OutcomeUnknown, StorageError
 from relstore.finishing import Finishing
 from relstore.marks import Marks
 from relstore.oids import OidAllocator
 from relstore.options import Options
 from relstore.sessions.pool import SessionPool
 from relstore.sessions.session import Session
-from relstore.whole import Wholeness
+from relstore.whole import Wholeness, say_whole
 
 log = logging.getLogger('relstore')
 
 # Objects that are remembered from the beginning of an epoch: see `changed_last`.
 EARLY = 20
-# And of what this process has committed: in all, and of one commit.
-OWN, OWN_AT_ONCE = 100, 5
 
 
 class Database:
@@ -46,62 +45,66 @@ class Database:
     `epochs` tells which of what was read here is still good.
     """
 
-    def __init__(self, adapter: Adapter, options: Options):
-        adapter.configure(options.keep_history, options.read_only)
-        self.adapter, self.options = adapter, options
+    def __init__(self, address: Address, options: Options):
+        self.options = options
         self.cache = Cache(options.cache_local_mb << 20, options.cache_local_object_max,
-                           keep_bases=not adapter.keep_history)
-        self.pool = SessionPool(adapter.connect, options.pool_size, options.pool_timeout)
-        self.oids = OidAllocator(partial(self.pool.attempt, adapter.new_oids), options.pool_timeout)
+                           keep_bases=not options.keep_history)
         self.ahead = Counts()
-        self.marks = None if adapter.keep_history or options.read_only else Marks(adapter)
         self.conflicts = Conflicts()
-        self.finishing = Finishing(adapter)
-        self.whole = Wholeness(adapter)
         self.memcached: Memcached | None = None
         self.tier: Tier | None = None           # what the processes that share memcached have loaded
         self.counter: CommitCounter | None = None       # of their commits
-        if options.cache_servers:
-            self.memcached = Memcached(split_servers(options.cache_servers), options.cache_module_name)
-            # Further back than a poll may go, the log would be of no use.
-            limit = min(10_000, options.poll_limit // 4)
-            self.tier = Tier(self.memcached, options.cache_prefix, self.cache, limit)
         # How a record is wrapped (compressed, say) by a storage around this one: see IStorageWrapper.
         self.transform: Callable[[bytes], bytes] = _same
         self.untransform: Callable[[bytes], bytes] = _same
-        self.blobs = Blobs(adapter, self.cache, self.plain)
         self._lock = threading.Lock()           # for changes of the epoch, with the cache's generation
         self.epochs = Epochs(remembered=options.poll_limit)
-        self._own: deque[tuple[int, int]] = deque(maxlen=OWN)   # (oid, tid) of commits that no poll has told of yet
         self._forked = False        # and not used since
-        try:
-            adapter.prepare_schema(options.create_schema)
+        with ExitStack() as begun:  # to be closed where something fails
+            if options.cache_servers:
+                self.memcached = Memcached(split_servers(options.cache_servers), options.cache_module_name)
+                begun.callback(self.memcached.close)
+                # Further back than a poll may go, the log would be of no use.
+                limit = min(10_000, options.poll_limit // 4)
+                self.tier = Tier(self.memcached, options.cache_prefix, self.cache, limit)
+            self.adapter = adapter = address.open(options)
+            self.pool = SessionPool(adapter.connect, options.pool_size, options.pool_timeout)
+            begun.callback(self.pool.close)
+            self.oids = OidAllocator(partial(self.pool.attempt, adapter.new_oids), options.pool_timeout)
+            self.marks = None if adapter.keep_history or options.read_only else Marks(adapter)
+            self.finishing = Finishing(adapter)
+            self.whole = Wholeness(adapter)
+            self.blobs: Blobs = blobs_of(options, adapter, self.cache, self.plain)
+            begun.callback(self.blobs.close)
             with self.pool.session() as session:
-                self.name = adapter.meta(session)['database']       # the same for whoever opens it
-                self.blobs.look(session)
-                if self.memcached is not None:
-                    self.counter = CommitCounter(self.memcached, options.cache_prefix, self.name)
-                self.polling = Polling(self.counter, self._poll_interval())
-                self.warm = self._saved_cache()
-                sweeps, _ = adapter.sweep_state(session)
-                last = cache(partial(adapter.last_tid, session))        # asked after the file, which others may renew
-                since = last()
-                if self.warm:
-                    named, proves = self._lasting(session.epoch, sweeps), partial(proof.is_proven, adapter, session)
-                    since = self.warm.head(named, last, proves)
-                self._begin(session, session.epoch, sweeps, since=since, last=last())
-                if self.cache.head < last():
-                    self.poll(session)
-                if self.marks is not None:
-                    self.marks.learn(session, sweeps)
-        except BaseException:
-            self.pool.close()
-            if self.memcached is not None:
-                self.memcached.close()
-            raise
+                self._learn(session)
+            begun.pop_all()
         if self.warm is not None:
             self.warm.start()
         _databases.add(self)
+
+    def _learn(self, session: Session) -> None:
+        """Begin with what the database is, and with what was saved of it."""
+        adapter = self.adapter
+        meta = adapter.meta(session)
+        refuse_another_version(adapter, meta)       # the session knows the epoch of now: from here on that tells
+        self.name = meta['database']        # the same for whoever opens it
+        self.blobs.begin(session, meta)
+        if self.memcached is not None:
+            self.counter = CommitCounter(self.memcached, self.options.cache_prefix, self.name)
+        self.polling = Polling(self.counter, self._poll_interval())
+        self.warm = self._saved_cache()
+        sweeps, _ = adapter.sweeps.state(session)
+        last = cache(partial(adapter.last_tid, session))        # asked after the file, which others may renew
+        since = last()
+        if self.warm:
+            named, proves = self._lasting(session.epoch, sweeps), partial(proof.is_proven, adapter, session)
+            since = self.warm.head(named, last, proves)
+        self._begin(session, session.epoch, sweeps, since=since, last=last())
+        if self.cache.head < last():
+            self.poll(session)
+        if self.marks is not None:
+            self.marks.learn(session, sweeps)
 
     def _poll_interval(self) -> float:
         if self.options.poll_interval and self.adapter.may_lag:
@@ -163,9 +166,13 @@ class Database:
             self._begin_in_child(session)
         generation = self.cache.generation      # read before head: see Cache
         since = self.cache.head
-        own = [(oid, tid) for oid, tid in self._own.copy() if tid > since] if self._own else []
+        own = self.epochs.own_since(since)
         self.polling.sent += 1
-        epoch, last, sweeps, stands, changes = self.adapter.poll(session, since, self.options.poll_limit)
+        try:
+            epoch, last, sweeps, stands, changes = self.adapter.poll(session, since, self.options.poll_limit)
+        except (ConfigurationError, DatabaseError):
+            self.refuse_another_version(session)
+            raise
         own = _missing(own, changes) if own else own
         if epoch == self.epochs.now and (stands < since or own or lost):
             found = (Finding.LOST if lost else
@@ -177,6 +184,7 @@ class Database:
         if tell and self._end_epoch(session, generation, epoch):
             epoch, last, sweeps, stands, changes = self.adapter.poll(session, since, self.options.poll_limit)
         if epoch != self.epochs.now or lost:
+            refuse_another_version(self.adapter, self.adapter.meta(session))
             with self._lock:
                 if generation != self.cache.generation:
                     return last, generation     # a late answer, from an epoch that others know is over
@@ -192,10 +200,8 @@ class Database:
             self.cache.jump(last, generation)
         else:
             self.cache.advance(since, last, changes, generation)
-        if self._own:
-            with self._lock:
-                while self._own and self._own[0][1] <= last:
-                    self._own.popleft()
+        with self._lock:
+            self.epochs.told(last)
         if self.tier is not None:
             self.tier.look()
         return last, generation
@@ -230,15 +236,21 @@ class Database:
                 raise
         return True
 
+    def refuse_another_version(self, session: Session) -> None:
+        """ConfigurationError if a newer relstore has changed the tables. After an error, too: that may be its cause."""
+        if not session.broken:
+            session.rollback()
+            with suppress(DatabaseError):       # that is not to be read either: the first error says more
+                refuse_another_version(self.adapter, self.adapter.meta(session))
+
     def changed_last(self, size: int) -> Sequence[tuple[int, int]]:
         """Return (oid, tid) of some objects, which cannot be older than that: those that changed last."""
         return self.cache.newest_changes(size)[2] or self.epochs.early[:size]
 
     def committed(self, tid: int, oids: Iterable[int]) -> None:
         """Remember some objects of a commit of this process: the next poll has to tell of them."""
-        some = [(oid, tid) for oid in islice(oids, OWN_AT_ONCE)]
         with self._lock:
-            self._own.extend(some)
+            self.epochs.committed(tid, oids)
 
     @contextmanager
     def announced(self) -> Iterator[None]:
@@ -254,7 +266,7 @@ class Database:
             over = isinstance(e, Exception) and not isinstance(e, OutcomeUnknown)
             raise
         finally:
-            self.polling.committed()
+            self.polling.forget()
             if self.counter is not None and over:
                 self.counter.done(token)
 
@@ -274,11 +286,11 @@ class Database:
             since = last
         elif base is not None:
             since = min(since, base)
-        self._own.clear()
         self.oids.forget()      # the database may count them anew
+        self.blobs.forget()
         if self.marks is not None:
             self.marks.forget()
-        self.epochs.begin(self.cache.generation + 1, sweeps, self.adapter.newest(session, EARLY))
+        self.epochs.begin(self.cache.generation + 1, sweeps, session.all(self.adapter.sql.newest, (EARLY,)))
         self.cache.restart(since)
         self.polling.forget()
         self.epochs.now = epoch
@@ -295,7 +307,7 @@ class Database:
           over. Then it stays in the generation in which it asked.
         """
         is_next = self.epochs.sweeps_of(generation) == number - 1
-        oids = self.adapter.swept(session, number, self.options.poll_limit) if is_next else None
+        oids = self.adapter.sweeps.swept(session, number, self.options.poll_limit) if is_next else None
         with self._lock:
             now = self.cache.generation
             known = self.epochs.sweeps_of(now)
@@ -319,12 +331,13 @@ class Database:
 
     def zap_all(self) -> None:
         with closing(self.adapter.connect()) as alone, self.pool.session() as session, self.announced():
-            self.adapter.keep_packs_out(alone, 'empty it afterwards')
+            self.adapter.pack_lock.keep_packs_out(alone, 'empty it afterwards')
+            self.refuse_another_version(session)
             self.adapter.zap_all(session)
-            self.adapter.say_whole(session)
+            say_whole(self.adapter, session)
             epoch = self.adapter.epoch(session)
-            sweeps, _ = self.adapter.sweep_state(session)
-            self.blobs.look(session)
+            sweeps, _ = self.adapter.sweeps.state(session)
+            self.blobs.emptied(session)
             with self._lock:
                 self._begin_anew(session, epoch, sweeps, 0)
 
@@ -355,6 +368,7 @@ class Database:
         if self.warm is not None:
             self.warm.close()       # it asks the database about what others have saved
         self.pool.close()
+        self.blobs.close()
         self.conflicts.close()
         self.finishing.close()
         if self.counter is not None:

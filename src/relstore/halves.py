@@ -1,15 +1,15 @@
-"""Halves: the snapshots from which somebody has read what is younger than a tid, and may read what is older.
+"""Halves: snapshots from which a caller has read what is newer than a tid, and may still read what is older.
 
-Whoever collects garbage calls iterator(T), in every database, and then iterator(None, T). Both have to be of one
-snapshot: an object that is changed in between is in neither otherwise. He may be at the other end of a network, and
-nothing tells whether he will come for the rest. So its snapshot is kept for some time, and when it is gone the rest is
-an error, for good, until somebody begins at T again.
+A garbage collector calls iterator(T) in every database, and then iterator(None, T). Both must read one snapshot:
+otherwise an object that is changed in between is in neither. The collector may be at the other end of a network, and
+may never come for the rest. So the snapshot is kept for some time; once it is gone, asking for the rest is an error,
+until somebody begins at T again.
 
-One snapshot may stand for several that were begun: what an older one has up to T is all that a newer one has up to T,
-as long as nothing up to T was committed between them, and what was changed or deleted since. So of those that begin at
-one T the first is kept; and where no more are kept, another one that has all of it.
+One snapshot may serve for several that were begun: up to T, an older one has everything that a newer one has, provided
+that nothing up to T was committed between them, and also what was changed or deleted since. So of those that begin at
+one T the first is kept; and when no more can be kept, another one that has everything is used.
 
-Not thread-safe: its owner locks.
+Not thread-safe: the owner locks.
 """
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from relstore.errors import Unavailable
 if TYPE_CHECKING:
     from relstore.walk import Walk
 
-# Seconds for which a snapshot is kept that nobody reads: all databases of a collector have their first half before the
-# first one has its second.
-HALF_IDLE = 3600.0
-# Snapshots that are kept like that by one storage instance.
+# How long a snapshot that nobody reads is kept: a collector reads the first half of all its databases before the second
+# half of any.
+HALF_IDLE_SECONDS = 3600.0
+# Snapshots kept like that by one storage instance.
 KEPT = 8
-# Tids that are remembered, with or without a snapshot.
+# Tids remembered, with or without a snapshot.
 REMEMBERED = 10000
 
 
 def _nothing() -> None:
-    """What a reference to a walk returns that is not there any more."""
+    """Stands for a weak reference to a walk that is gone."""
 
 
 class Half:
     """The snapshot for what is older than one tid.
 
-    readers: those from which what is younger is read; while they are used this is not idle.
+    readers: the walks from which the newer half is read; while they are used, this half is not idle.
     """
 
     def __init__(self, walk: Walk, kept: bool):
-        self._walk: Callable[[], Walk | None] = weakref.ref(walk)      # its iterator may keep it for longer than we do
+        self._walk: Callable[[], Walk | None] = weakref.ref(walk)      # its iterator may keep it longer than we do
         self.kept = walk if kept and walk.use() else None
         self.readers: weakref.WeakSet[Walk] = weakref.WeakSet([walk])
-        self.asked_for = False              # has anybody come for what is older?
+        self.asked_for = False              # has anybody asked for the older half?
 
     @property
     def walk(self) -> Walk | None:
@@ -58,7 +58,7 @@ class Half:
         return max(walk.used for walk in [self.kept, *self.readers] if walk is not None)
 
     def unkeep(self) -> list[Walk]:
-        """Return what is not needed here any more: the caller leaves it."""
+        """Return the walk that is no longer needed here: the caller has to leave it."""
         walk, self.kept = self.kept, None
         return [walk] if walk is not None else []
 
@@ -73,7 +73,7 @@ class Halves:
         self._at: dict[int, Half] = {}
 
     def older(self, tid: int) -> Walk | None:
-        """Return the snapshot for what is older, for which the caller has to `leave`; None if none ever began there.
+        """Return the snapshot for what is older; the caller has to call its `leave`. None if none ever began there.
 
         Unavailable if it is gone.
         """
@@ -84,13 +84,13 @@ class Halves:
         walk = half.walk
         if walk is None or not walk.use():
             raise Unavailable('What is younger was read from a snapshot that is gone: nobody read from it for '
-                              f'{HALF_IDLE:g} s, its connection was lost, its storage or process is another one or '
-                              f'closed, {KEPT} others were kept already, or somebody else began there too; begin '
-                              'again with what is younger.')
+                              f'{HALF_IDLE_SECONDS:g} s, its connection was lost, its storage or process is another '
+                              f'one or closed, {KEPT} others were kept already, or somebody else began there too; '
+                              'begin again with what is younger.')
         return walk
 
     def candidates(self, tid: int) -> list[Walk]:
-        """Return the walks of which `add` has to know whether they have all up to tid."""
+        """Return the walks for which `add` needs to know whether they have everything up to tid."""
         half = self._at.get(tid)
         if half is not None and half.walk is not None:
             return [half.walk]
@@ -98,20 +98,20 @@ class Halves:
         return list(kept) if len(kept) >= KEPT else []
 
     def add(self, tid: int, walk: Walk, enough: list[Walk]) -> list[Walk]:
-        """Remember that what is younger than tid is read from a walk. Return those that the caller is to leave.
+        """Remember that what is newer than tid is read from a walk. Return the walks that the caller has to leave.
 
-        enough: of the candidates, which are older, those that have all that this walk has up to tid.
+        enough: those candidates, all older, that have everything that this walk has up to tid.
         """
         half = self._at.get(tid)
         if half is not None and half.walk is not None:
             if half.walk not in enough:
-                return half.give_up()       # nobody could tell which of both was meant
+                return half.give_up()       # a later caller might mean either of them
             half.readers.add(walk)
         elif half is None or half.asked_for:
             self._at.pop(tid, None)
             self._at[tid] = self._new(walk, enough)
             return self._forget()
-        # Otherwise there is one who has to be told yet that what he began is gone.
+        # Otherwise a caller still has to be told that its snapshot is gone.
         return []
 
     def _new(self, walk: Walk, enough: list[Walk]) -> Half:
@@ -133,24 +133,24 @@ class Halves:
         return self._at.pop(first).give_up()
 
     def idle(self) -> list[Walk]:
-        """Keep what is idle no longer. Return it: the caller leaves it."""
+        """Stop keeping idle walks. Return them: the caller has to leave them."""
         now = time.monotonic()
-        return [walk for half in self._kept() if now - half.used >= HALF_IDLE for walk in half.unkeep()]
+        return [walk for half in self._kept() if now - half.used >= HALF_IDLE_SECONDS for walk in half.unkeep()]
 
     def due(self) -> float | None:
-        """Return the seconds until one may be idle, or None."""
+        """Return the seconds until the first half may be idle, or None."""
         now = time.monotonic()
-        return min((half.used + HALF_IDLE - now for half in self._kept()), default=None)
+        return min((half.used + HALF_IDLE_SECONDS - now for half in self._kept()), default=None)
 
     def _kept(self) -> list[Half]:
         return [half for half in self._at.values() if half.kept is not None]
 
     def give_up(self) -> list[Walk]:
-        """Remember where they began, and nothing else."""
+        """Remember only where the halves began. Return the walks that the caller has to leave."""
         return [walk for half in self._at.values() for walk in half.give_up()]
 
     def forked(self) -> None:
-        """Of the parent's nothing can be used here; whoever comes for a rest is told."""
+        """Give up the parent's halves in a child process; asking for one is an error."""
         for half in self._at.values():
             half.give_up()
-            half.asked_for = True       # who began is not here
+            half.asked_for = True       # the caller that began it is not in this process

@@ -1,4 +1,4 @@
-"""What was done and by whom: history(), undoLog(), undoInfo()."""
+"""History: what was changed, when and by whom: history(), undoLog(), undoInfo()."""
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -10,13 +10,14 @@ from ZODB.utils import p64
 
 from relstore.adapters.base import MAX_TID
 from relstore.database import Database
+from relstore.sessions.session import Row, Session
 
 PAGE = 200
 
 
 def history(database: Database, oid: int, size: int) -> list[dict[str, Any]]:
-    """Return dictionaries for the newest `size` revisions of an object, newest first; see IStorage.history."""
-    rows = database.pool.attempt(database.adapter.history, oid, min(size, MAX_TID))
+    """Return dictionaries for the last `size` revisions of an object, newest first; see IStorage.history."""
+    rows = database.pool.attempt(_all, database.adapter.sql.history, (oid, min(size, MAX_TID)))
     if not rows and size > 0:
         raise POSKeyError(p64(oid))
     return [_extension(extension) | {
@@ -36,7 +37,7 @@ def undo_log(database: Database, first: int, last: int, accept: Callable[[dict[s
 def _undoable(database: Database, page: int) -> Iterator[dict[str, Any]]:
     before = MAX_TID
     while True:
-        rows = database.pool.attempt(database.adapter.undo_log, before, page)
+        rows = database.pool.attempt(_all, database.adapter.sql.undo_log, (before, page))
         for tid, user, description, extension in rows:
             yield _extension(extension) | {
                 'id': p64(tid), 'time': TimeStamp(p64(tid)).timeTime(),
@@ -46,8 +47,12 @@ def _undoable(database: Database, page: int) -> Iterator[dict[str, Any]]:
         before, page = rows[-1][0], PAGE
 
 
+def _all(session: Session, sql: str, parameters: tuple[int, ...]) -> list[Row]:
+    return session.all(sql, parameters)
+
+
 def _extension(extension: bytes | None) -> dict[str, Any]:
-    """Return a transaction's extended information, or none of it if it cannot be read: others' classes may be gone.
+    """Return a transaction's extended information, or {} if it cannot be read: its classes may be gone.
 
     One that cannot be read must not hide the other transactions.
     """

@@ -1,6 +1,7 @@
-"""Walk through a storage, transaction by transaction. In pages, never all at once.
+"""Iterate: goes through a storage transaction by transaction, in pages, never all at once.
 
-With history each page is read as it is now: revisions do not move. Without, all pages are of one snapshot; see walk.py.
+With history each page is read as it is now: revisions do not move. Without history all pages are read from one
+snapshot; see walk.py.
 """
 import weakref
 from collections.abc import Callable, Iterator
@@ -10,15 +11,16 @@ from ZODB.BaseStorage import DataRecord, TransactionRecord
 from ZODB.POSException import StorageError
 from ZODB.utils import p64, u64
 
-from relstore.adapters.base import MAX_TID, Adapter
+from relstore.adapters.base import MAX_TID
 from relstore.database import Database
+from relstore.pages import Pages
 from relstore.sessions.session import Row
 from relstore.walk import Walks
 
-TRANSACTIONS = 500      # rows a page
+TRANSACTIONS = 500      # per page
 RECORDS = 100
 
-# Returns what the first argument returns for a session and the other arguments.
+# Calls its first argument with a session and the other arguments, and returns the result.
 Read = Callable[..., Any]
 
 
@@ -27,20 +29,20 @@ def _over(work: Callable[..., Any], *arguments: Any) -> NoReturn:
 
 
 class TransactionIterator:
-    """The transactions with start <= tid <= stop as the database holds them now; see IStorageIteration.
+    """The transactions with start <= tid <= stop, as the database holds them now; see IStorageIteration.
 
-    Its transactions can be iterated over as often as one likes, itself once. Without history they can after it has come
-    to its end, but not after its close().
-    unwrap: what makes of a stored record the one that its records are to have, or None.
+    It can be iterated over once, its transactions any number of times: without history also after it has come to its
+    end, but not after its close().
+    unwrap: converts stored records into those to return, or None.
     """
     unwrap: Callable[[bytes], bytes] | None = None
 
     def __init__(self, database: Database, walks: Walks, start: int = 0, stop: int = MAX_TID):
-        self._adapter = database.adapter
+        self._pages = Pages(database.adapter)
         self._leave: Callable[[], Callable[[], None] | None] = lambda: None
-        if self._adapter.keep_history:
+        if database.adapter.keep_history:
             self._read: Read = database.pool.attempt
-            stop = min(stop, self._read(self._adapter.last_tid))
+            stop = min(stop, self._read(database.adapter.last_tid))
         else:
             walk = walks.half(start, stop)
             self._read = walk.read
@@ -62,15 +64,15 @@ class TransactionIterator:
             row = self._turn()
         if row is None:
             if not self._keeps:
-                self._read = _over      # the snapshot ends with the last transaction that can be read
+                self._read = _over      # the snapshot ends with the last transaction still referred to
             raise StopIteration
         tid, packed, user, description, extension = row
-        return Transaction(self._adapter, self._read, tid, 'p' if packed else ' ', bytes(user or b''),
+        return Transaction(self._pages, self._read, tid, 'p' if packed else ' ', bytes(user or b''),
                            bytes(description or b''), bytes(extension or b''), self.unwrap)
 
     def _turn(self) -> Row | None:
         """Read the next page; return its first row, if there is any."""
-        rows = self._read(self._adapter.transactions, self._start, self._stop, TRANSACTIONS)
+        rows = self._read(self._pages.transactions, self._start, self._stop, TRANSACTIONS)
         if rows:
             self._start = rows[-1][0] + 1
         self._page, self._has_more = iter(rows), len(rows) == TRANSACTIONS
@@ -86,15 +88,15 @@ class TransactionIterator:
 class Transaction(TransactionRecord):
     """One transaction; iterating over it yields its records in oid order."""
 
-    def __init__(self, adapter: Adapter, read: Read, tid: int, status: str, user: bytes, description: bytes,
+    def __init__(self, pages: Pages, read: Read, tid: int, status: str, user: bytes, description: bytes,
                  extension: bytes, unwrap: Callable[[bytes], bytes] | None = None):
         super().__init__(p64(tid), status, user, description, extension)
-        self._adapter, self._read, self._unwrap = adapter, read, unwrap
+        self._pages, self._read, self._unwrap = pages, read, unwrap
 
     def __iter__(self) -> Iterator[DataRecord]:
         tid, after = u64(self.tid), -1
         while True:
-            rows = self._read(self._adapter.records, tid, after, RECORDS)
+            rows = self._read(self._pages.records, tid, after, RECORDS)
             for oid, state, data_tid in rows:
                 if state and self._unwrap is not None:
                     state = self._unwrap(state)

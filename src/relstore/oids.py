@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 from relstore.errors import Unavailable
 
-BLOCK = 16              # oids a value of RelStorage's sequence stands for
-LARGEST = 1024          # blocks asked for at once, at most
-REMEMBERED = 100_000    # blocks this process remembers as its own
+BLOCK = 16              # oids for each value of RelStorage's sequence
+LARGEST = 1024          # blocks requested at once, at most
+REMEMBERED = 100_000    # blocks that this process remembers as its own
 
 
 class OidAllocator:
     """Hands out oids that no other process gets.
 
-    take: from a number of blocks wanted to the block numbers that the database gave; block n holds 16n-15 .. 16n.
-    A block that did not last a second doubles the next request. One thread asks for all; the others wait for it as long
-    as it may wait for a session, `timeout` seconds, then get Unavailable.
+    take: takes how many blocks are wanted, and returns the block numbers that the database gave; block n holds oids
+    16n-15 .. 16n. If the oids last less than a second, the next request is twice as large. One thread asks for all;
+    the others wait `timeout` seconds, as long as it may wait for a session, then get Unavailable.
     """
 
     def __init__(self, take: Callable[[int], list[int]], timeout: float):
@@ -26,7 +26,7 @@ class OidAllocator:
         self._wanted = 1
         self._refilled = 0.0
         self._own: set[int] = set()
-        # The database counts on from here or above.
+        # The database's next oids are larger than this.
         self.highest = 0
 
     def new(self) -> int:
@@ -40,18 +40,18 @@ class OidAllocator:
             self._lock.release()
 
     def issued(self, oid: int) -> bool:
-        """Whether this process was given the oid: then nobody else can be creating the object."""
+        """Whether the database gave this process the oid: then nobody else can be creating the object."""
         return (oid + BLOCK - 1) // BLOCK in self._own
 
     def forget(self) -> None:
-        """Drop what is left: the database has begun to count anew."""
+        """Drop the remaining oids: the database has started counting afresh."""
         with self._lock:
             self._free.clear()
             self._own.clear()
             self.highest = 0
 
     def after_fork(self) -> None:
-        """Begin anew in a child process: what is left belongs to the parent."""
+        """Start afresh in a child process: the remaining oids belong to the parent."""
         self._lock = threading.Lock()
         self.forget()
 
@@ -60,7 +60,7 @@ class OidAllocator:
         self._wanted = min(self._wanted * 2, LARGEST) if now - self._refilled < 1 else max(self._wanted // 2, 1)
         blocks = self._take(self._wanted)
         if len(self._own) > REMEMBERED:
-            self._own.clear()       # only costs a lock more for objects created with these oids
+            self._own.clear()       # only costs another lock for objects created with these oids
         self._own.update(blocks)
         self.highest = max(self.highest, BLOCK * max(blocks))
         for block in sorted(blocks):

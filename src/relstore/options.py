@@ -26,12 +26,8 @@ _LATER = 'is not available yet in this version; '
 #: Options of RelStorage 1.1.2 and 4.3 that are accepted and do nothing here: name -> what follows the name in
 #: the sentence that is logged.
 WITHOUT_EFFECT = {
-    'blob_dir': _LATER + 'blobs cannot be loaded or stored.',
-    'shared_blob_dir': _LATER + 'blobs cannot be loaded or stored, in a shared directory or elsewhere.',
-    'blob_cache_size': _LATER + 'there is no blob cache to bound.',
-    'blob_cache_size_check': _LATER + 'there is no blob cache to check.',
-    'blob_cache_size_check_external': _LATER + 'there is no blob cache to check.',
-    'blob_chunk_size': _LATER + 'blobs cannot be stored, in chunks or whole.',
+    'blob_cache_size_check': 'has no effect: the blob cache never grows beyond blob-cache-size.',
+    'blob_cache_size_check_external': 'has no effect: the blob cache never grows beyond blob-cache-size.',
     'replica_timeout': _LATER + 'no session goes to a replica that it could leave.',
     'revert_when_stale': _LATER + 'no session goes to a replica that could be stale.',
     'pack_commit_busy_delay': 'has no effect: a pack holds the commit lock for no longer than its last look takes.',
@@ -119,6 +115,20 @@ class Options:
     cache_prefix: str = _option(
         '', PREFIX, 'What the keys in memcached begin with. A copy of a database that shares the memcached '
                     'needs another one than the original.')
+    blob_dir: str | None = _option(
+        None, TEXT, 'Directory for the files of blobs. Blobs are in the database, and this is a cache of them that the '
+                    'processes of a machine share; with shared-blob-dir they are here and nowhere else. Without it '
+                    'there are no blobs.')
+    shared_blob_dir: bool = _option(
+        False, FLAG, 'Whether the blobs are in blob-dir, which all processes of a site then have to share, instead of '
+                     'in the database.')
+    blob_cache_size: int | None = _option(
+        None, BYTES, 'Bytes that the files in blob-dir may have, where it is a cache. Where it is not given, all that '
+                     'are read stay.')
+    blob_cache_fill_on_commit: bool = _option(
+        False, FLAG, 'Whether the blobs that a process commits are cached in blob-dir, or not until they are read.')
+    blob_chunk_size: int = _option(
+        1 << 20, _from(1), 'Bytes of the pieces in which a blob is stored on MySQL, MariaDB and SQLite.')
     pool_size: int = _option(64, _from(2), 'Database sessions that a process may hold.')
     pool_timeout: float = _option(
         30, SECONDS, 'Seconds to wait for a database session when all of them are in use.')

@@ -1,4 +1,4 @@
-"""What a record says: the references of an object, which other objects it names, and its class.
+"""References: which objects a record refers to, and its class.
 
 A record is two pickles, one after the other: the object's class, then its state. A reference in them is a
 persistent id, pushed by one of two opcodes, ``BINPERSID`` (``Q``) and ``PERSID`` (``P``). The ids that ZODB
@@ -10,7 +10,7 @@ writes, or once wrote:
     ['m', (database, oid, class)]   into another database
     ['n', (database, oid)]          the same, without the class
 
-Only the first two count here: what they name must stay as long as the record does.
+Only the first two count here: what they refer to must stay as long as the record does.
 An oid is 8 bytes; in records written by Python 2 it is a ``str`` of 8 characters.
 """
 
@@ -27,21 +27,21 @@ from typing import Any
 from zodbpickle.pickle import Unpickler
 
 _PROTO, _STOP = b'\x80.'
-# What a record begins with: PROTO, or, before protocol 2, GLOBAL or MARK. Or as zc.zlibstorage compresses it.
+# How a record begins: with PROTO, or, before protocol 2, GLOBAL or MARK; compressed by zc.zlibstorage, with .z.
 _BEGINNINGS, _COMPRESSED = (b'\x80', b'c', b'('), b'.z'
-# PERSID's id ends with its line, and an oid is 8 bytes long. Names of classes hold a P often, but seldom like this.
-# Also where they overlap.
+# Anything that may be an oid below 2^40, overlapping or not.
 _OID = re.compile(rb'(?s)(?=(\0\0\0.{5}))').finditer
+# PERSID's id ends with its line, and an oid is 8 bytes long. Class names often contain a P, but rarely like this.
 _PERSID = re.compile(rb'P[^\n]{8}\n').search
 
-# Bytes of a record in which its class is looked for, and of the name as it is shown.
-HEAD, NAME = 4096, 300
+# How much of a record to search for its class, and how much of the name to show.
+HEAD_BYTES, NAME_BYTES = 4096, 300
 # How ZODB writes a class: as a global, alone or first in a tuple.
 _GLOBAL = re.compile(rb'(?:\x80.)?\(?c([^\n]+)\n([^\n]+)\n', re.DOTALL)
 
 
 class _Record(io.BytesIO):
-    """A record as a file. With peek() the unpickler fetches it whole, not byte by byte: twice as fast."""
+    """A record as a file. With peek() the unpickler fetches it whole, not byte by byte, which is twice as fast."""
 
     def peek(self, size: int) -> bytes:
         here = self.tell()
@@ -51,19 +51,19 @@ class _Record(io.BytesIO):
 def references(state: bytes | None) -> bytes | None:
     """Return the oids that a record refers to, 8 big-endian bytes each, or None if it cannot be read.
 
-    They stand in the order of the record, each once; ``b''`` says that there are none. A deletion
+    They are in the order of the record, each once; ``b''`` means that there are none. A deletion
     (state None) has none. No class is loaded, and no damage to the record raises an exception.
     """
     if not state:
         return b''
-    # One of the two opcodes is needed to push a reference. Whether it is a pickle is asked as well: a compressed
-    # or encrypted record may lack them and still name others.
+    # Without either opcode a pickle pushes no reference. Check that it is a pickle: a compressed or encrypted
+    # record may lack them and still refer to others.
     if (state[0] == _PROTO and state[-1] == _STOP and b'Q' not in state
             and (b'P' not in state or _PERSID(state) is None)):
         return b''
     persistent_ids: list[Any] = []
     try:
-        # encoding: a byte string of Python 2 is not text, least of all an oid.
+        # encoding: a byte string of Python 2 need not be text, least of all an oid.
         unpickler = Unpickler(_Record(state), encoding='bytes')
         unpickler.persistent_load = persistent_ids.append
         unpickler.noload()
@@ -74,7 +74,7 @@ def references(state: bytes | None) -> bytes | None:
 
 
 def might_refer(record: bytes | None) -> bytes:
-    """Return all that an unreadable record may refer to, packed: any eight bytes of it that are an oid below 2^40."""
+    """Return all that an unreadable record may refer to, packed: any 8 bytes in it that form an oid below 2^40."""
     record = record or b''
     if record[:2] == _COMPRESSED:
         with suppress(zlib.error):
@@ -83,20 +83,20 @@ def might_refer(record: bytes | None) -> bytes:
 
 
 def is_wrapped(record: bytes) -> bool:
-    """Whether an unreadable record may be one that a storage has wrapped (encrypted, say) of which nobody told.
+    """Whether an unreadable record may have been wrapped (encrypted, say) by a storage that is not configured here.
 
-    It does not begin like a pickle, and names nothing: what it refers to nobody can tell without that storage.
+    It does not begin like a pickle, and contains no oid: without that storage its references cannot be known.
     """
     return record[:1] not in _BEGINNINGS and record[:2] != _COMPRESSED and not might_refer(record)
 
 
 def unpack(refs: bytes) -> tuple[int, ...]:
-    """Return the oids in what references() packed, as integers. struct.error unless 8 bytes each."""
+    """Return the oids that references() packed, as integers. struct.error unless they have 8 bytes each."""
     return struct.unpack(f'>{len(refs) // 8}Q', refs)
 
 
 def _pack(persistent_ids: list[Any]) -> bytes:
-    """Return the oids of ordinary references, joined. ValueError if one is none of the known forms."""
+    """Return the oids of ordinary references, joined. ValueError for an id of unknown form."""
     oids: dict[bytes, None] = {}
     for pid in persistent_ids:
         if isinstance(pid, list):
@@ -111,29 +111,29 @@ def _pack(persistent_ids: list[Any]) -> bytes:
 
 
 def class_name(record: bytes | None) -> str:
-    """Return the module and class that a record names, or '' if it cannot be told. Nothing is imported or run."""
-    head = (record or b'')[:HEAD]
+    """Return the module and class of a record, or '' if unknown. Nothing is imported or run."""
+    head = (record or b'')[:HEAD_BYTES]
     found = _GLOBAL.match(head)
     if found:
-        return plain(b'.'.join(found.groups()), NAME)
+        return plain(b'.'.join(found.groups()), NAME_BYTES)
     texts: list[str] = []
     try:
         for opcode, argument, _ in pickletools.genops(head):
             if opcode.name == 'GLOBAL':
-                return plain(str(argument).replace(' ', '.'), NAME)
+                return plain(str(argument).replace(' ', '.'), NAME_BYTES)
             if opcode.name in ('STACK_GLOBAL', 'TUPLE', 'TUPLE2') and len(texts) > 1:
-                return plain('.'.join(texts[-2:]), NAME)
+                return plain('.'.join(texts[-2:]), NAME_BYTES)
             if opcode.name == 'STOP':
                 break
             if isinstance(argument, str):
                 texts.append(argument)
     except ValueError:
-        return ''       # damaged, or something else than a pickle
+        return ''       # damaged, or not a pickle
     return ''
 
 
 def plain(text: bytes | str, limit: int) -> str:
-    """Return a text of `limit` bytes at most, in UTF-8, on one line, without what is not printed."""
+    """Return a text as one line of printable characters, of at most `limit` bytes in UTF-8."""
     if isinstance(text, bytes):
         text = text[:4 * limit].decode('utf-8', 'replace')
     line = ' '.join(''.join([c if c.isprintable() else ' ' for c in text[:4 * limit]]).split())

@@ -1,9 +1,10 @@
-"""Spool: what a transaction is going to store, until the database has it."""
+"""Spool: holds what a transaction is going to store, until the database has it."""
 import struct
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from hashlib import md5
+from operator import attrgetter
 from typing import IO
 
 from ZODB.blob import is_blob_record
@@ -12,12 +13,12 @@ from relstore.adapters.base import MAX_TID
 from relstore.errors import StorageError
 from relstore.references import references
 
-# States of one transaction stay in memory up to this many bytes; the rest goes to a temporary file.
-IN_MEMORY = 16 * 1024 * 1024
-# What a row takes of a message besides its state, roughly.
-ROW = 200
+# How much of a transaction's states stays in memory; the rest goes to a temporary file.
+IN_MEMORY_BYTES = 16 * 1024 * 1024
+# What a row adds to a message besides its state, roughly.
+ROW_BYTES = 200
 
-# In the file: the md5 (zeros: none) and the length of the references (-1: unknown), then these, then the state.
+# In the file: the md5 (zeros: none) and the length of the references (-1: unknown), then references and state.
 HEADER = struct.Struct('<32si')
 
 
@@ -25,32 +26,34 @@ HEADER = struct.Struct('<32si')
 class Pending:
     """One object to be stored."""
     oid: int
-    base: int               # the tid the change was based on; 0: the object is new
-    restored: bool          # copied from elsewhere: written whatever is there
-    size: int | None        # None: a deletion, or the undoing of a creation
+    base: int               # the tid that the change is based on; 0: the object is new
+    restored: bool          # copied from elsewhere: written no matter what is there
+    size: int | None        # None: a deletion, or undo of a creation
     md5: str | None         # None: not wanted, or in the file
     refs: bytes | None      # see references.py; None: unknown, or in the file
-    data_tid: int | None    # the earlier transaction whose state this one repeats, if it does
+    data_tid: int | None    # the earlier transaction whose state this one repeats, if any
     held: bytes | None      # the state, or None if it is in the file
-    start: int              # where in the file; -1: it is not there
+    start: int              # offset in the file; -1: not in the file
 
 
-Batch = list[tuple[Pending, bytes | None]]
+Batch = list[Pending]       # with their states
+_by_oid = attrgetter('oid')
 
 
 class Spool:
-    """Pending states by oid: the newest for each. Memory for the states is bounded; the list of them takes 300
-    bytes each.
+    """Pending states by oid: the newest for each. Memory for the states is bounded; besides, each object takes 300
+    bytes.
 
-    untransform: from a stored record to the pickle in it, as ZODB's storage wrappers define it.
+    untransform: returns the pickle in a stored record, as ZODB's storage wrappers define it.
     digest: whether md5s are wanted.
     """
 
     def __init__(self, untransform: Callable[[bytes], bytes], digest: bool):
         self._untransform, self._digest = untransform, digest
         self._pending: dict[int, Pending] = {}
-        self.blobs: set[int] = set()        # those whose state is a Blob's
-        self.deleted: set[int] = set()      # those that are to have none
+        self._rows: list[Pending] | None = None     # the same in oid order, once asked for
+        self.blobs: set[int] = set()        # oids whose state is a Blob's
+        self.deleted: set[int] = set()      # oids without a state
         self.size = 0               # bytes of all states, and of their rows
         self._held = 0
         self._file: IO[bytes] | None = None
@@ -65,34 +68,41 @@ class Spool:
     def __contains__(self, oid: int) -> bool:
         return oid in self._pending
 
+    def rows(self) -> list[Pending]:
+        """Return all in oid order, the order of locks and writes; those in the file without their states."""
+        if self._rows is None:
+            self._rows = sorted(self._pending.values(), key=_by_oid)
+        return self._rows
+
     def get(self, oid: int) -> Pending | None:
         """Return what is pending for an object, with its state."""
         return self[oid] if oid in self._pending else None
 
     def __getitem__(self, oid: int) -> Pending:
-        """As get, of an object for which something is pending."""
+        """As get, for an object that has something pending."""
         pending = self._pending[oid]
         return pending if pending.start < 0 else self._read(pending)
 
     def put(self, oid: int, base: int, state: bytes | None, *, restored: bool = False,
             data_tid: int | None = None) -> None:
-        """Add a state. A second one for an oid replaces the first and keeps the base that was given first.
+        """Add a state. A second one for an oid replaces the first, but keeps the first one's base.
 
-        TypeError if it is not like bytes, StorageError if there can be no such oid or tid.
+        TypeError if the state is not bytes-like, StorageError if the oid or a tid is out of range.
         """
         if oid > MAX_TID or base > MAX_TID or (data_tid or 0) > MAX_TID:
             raise StorageError(f'The object {oid:#x}, based on the tid {base:#x}, cannot be stored: oids and tids end '
                                f'at {MAX_TID:#x}.')
         if state is not None and type(state) is not bytes:      # some drivers would store its repr()
             state = bytes(memoryview(state))
+        self._rows = None
         earlier = self._pending.get(oid)
         if earlier is not None:
             self.blobs.discard(oid)
             self.deleted.discard(oid)
             base = earlier.base
             self._held -= len(earlier.held or b'')
-            self.size -= ROW + (earlier.size or 0)
-        self.size += ROW + len(state or b'')
+            self.size -= ROW_BYTES + (earlier.size or 0)
+        self.size += ROW_BYTES + len(state or b'')
         if state is None:
             self.deleted.add(oid)
             self._pending[oid] = Pending(oid, base, restored, None, None, b'', data_tid, None, -1)
@@ -103,25 +113,29 @@ class Spool:
         refs = references(record)
         if is_blob_record(record):
             self.blobs.add(oid)
-        if self._held + size <= IN_MEMORY:
+        if self._held + size <= IN_MEMORY_BYTES:
             self._held += size
             self._pending[oid] = Pending(oid, base, restored, size, digest, refs, data_tid, state, -1)
         else:
             start = self._write(digest, refs, state)
             self._pending[oid] = Pending(oid, base, restored, size, None, None, data_tid, None, start)
 
-    def batches(self, limit: int, oids: Collection[int] | None = None
-                ) -> Iterator[Batch]:
-        """Yield everything, or some of it, in lists of about `limit` bytes.
+    def batches(self, limit: int, oids: Collection[int] | None = None) -> Iterator[Batch]:
+        """Return everything, or these oids, in oid order: in one list if everything has less than `limit` bytes.
 
-        In oid order: locks and rows are taken in that order.
+        Otherwise in lists of about a quarter of `limit`, because a driver makes several copies of each.
         """
+        if oids is None and self.size < limit and self._file is None:
+            return iter([self._rows or self.rows()] if self._pending else [])
+        return self._pieces(limit if self.size < limit else limit // 4, sorted(self._pending if oids is None else oids))
+
+    def _pieces(self, limit: int, oids: Iterable[int]) -> Iterator[Batch]:
         batch: Batch = []
         size = 0
-        for oid in sorted(self._pending if oids is None else oids):
+        for oid in oids:
             pending = self[oid]
-            batch.append((pending, pending.held))
-            size += (pending.size or 0) + ROW
+            batch.append(pending)
+            size += (pending.size or 0) + ROW_BYTES
             if size >= limit:
                 yield batch
                 batch, size = [], 0

@@ -1,9 +1,12 @@
 """RelStore: the face that ZODB sees. bytes here, ints inside."""
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import IO, Any, overload
 
+from ZODB.blob import FilesystemHelper
 from ZODB.interfaces import (
+    IBlob,
+    IBlobStorageRestoreable,
     IExternalGC,
     IMultiCommitStorage,
     IMVCCAfterCompletionStorage,
@@ -29,15 +32,20 @@ from ZODB.utils import p64, u64
 from zope.interface import alsoProvides, implementer
 
 from relstore import copying, history, iterate
-from relstore.adapters.base import MAX_TID, Adapter
+from relstore.adapters.addresses import Address
+from relstore.adapters.base import MAX_TID
 from relstore.commit import OPEN, VOTED, Transaction
 from relstore.conflicts import ObjectConflicts
 from relstore.database import Database
 from relstore.options import Options
 from relstore.packing.pack import Packer
 from relstore.packing.report import Progress, Report
+from relstore.sessions.session import Session
 from relstore.view import View
 from relstore.walk import Walks
+
+# Up to so many objects are counted one by one.
+COUNTED = 5000
 
 
 @implementer(IMVCCPrefetchStorage, IMVCCAfterCompletionStorage, IMultiCommitStorage, ReadVerifyingStorage,
@@ -51,12 +59,12 @@ class RelStore(UndoLogCompatible):
     reads what is committed now. Its methods may be called by several threads.
     """
 
-    def __init__(self, adapter: Adapter | Database, options: Options | None = None, **kw: Any):
-        database = adapter if isinstance(adapter, Database) else Database(adapter, options or Options.make(**kw))
+    def __init__(self, address: Address | Database, options: Options | None = None, **kw: Any):
+        database = address if isinstance(address, Database) else Database(address, options or Options.make(**kw))
         self._database = database
         self._adapter, self._pool, self._cache = self._database.adapter, self._database.pool, self._database.cache
         self.__name__ = self._database.options.name or f'relstore {self._adapter.name}'
-        self._view = View(self._database)
+        self._view, self._blobs = View(self._database), self._database.blobs.new_instance()
         self._poll_may_fail = True              # may the next poll_invalidations raise?
         self._refused: set[int] = set()         # see Links
         self._txn: Transaction | None = None
@@ -68,6 +76,8 @@ class RelStore(UndoLogCompatible):
         self._commit_lock = threading.Lock()    # held from tpc_begin to tpc_finish or tpc_abort
         if self._adapter.keep_history:
             alsoProvides(self, IStorageUndoable)
+        if database.blobs.supported:
+            alsoProvides(self, IBlobStorageRestoreable)
 
     @property
     def database(self) -> Database:
@@ -87,7 +97,12 @@ class RelStore(UndoLogCompatible):
         return self._database.options.read_only
 
     def __len__(self) -> int:
-        return self._pool.attempt(self._adapter.count)
+        """Return how many objects there are: exact for a few thousand, else about."""
+        return self._pool.attempt(self._count)
+
+    def _count(self, session: Session) -> int:
+        [[count]] = session.all(self._adapter.sql.count_up_to, (COUNTED,))
+        return count if count < COUNTED else max(count, self._adapter.estimated_count(session))
 
     def getSize(self) -> int:
         return self._pool.attempt(self._adapter.size)
@@ -134,6 +149,7 @@ class RelStore(UndoLogCompatible):
     def afterCompletion(self) -> None:
         """Between transactions nothing is open in the database."""
         self._view.end()
+        self._blobs.end_view()
 
     def poll_invalidations(self) -> list[bytes] | None:
         """Move the view to now. Return the oids that changed on the way; None if everything may have.
@@ -245,7 +261,7 @@ class RelStore(UndoLogCompatible):
     def tpc_vote(self, transaction: IStorageTransactionMetaData) -> list[bytes]:
         txn = self._current(transaction)
         try:
-            return [p64(oid) for oid in txn.vote()]
+            return list(map(p64, txn.vote()))
         except ConflictError:
             self._database.polling.forget()     # nobody may have counted what it met: the next attempt is to ask
             raise
@@ -298,6 +314,41 @@ class RelStore(UndoLogCompatible):
     def _check_writable(self) -> None:
         if self._database.options.read_only:
             raise ReadOnlyError()
+
+    # IBlobStorageRestoreable --------------------------------------------------------------------------------------
+
+    def storeBlob(self, oid: bytes, oldserial: bytes | None, data: bytes, blobfilename: str, version: str,
+                  transaction: IStorageTransactionMetaData) -> None:
+        """Store an object with the data of a blob. The file is the storage's from now on, and must not be open."""
+        if isinstance(oldserial, str):      # as ZODB's own tests have it
+            oldserial = oldserial.encode('latin-1')
+        self.store(oid, oldserial, data, '', transaction)
+        self._current(transaction).blobs.put(u64(oid), blobfilename)
+
+    def restoreBlob(self, oid: bytes, serial: bytes, data: bytes, blobfilename: str, prev_txn: bytes | None,
+                    transaction: IStorageTransactionMetaData) -> None:
+        self.restore(oid, serial, data, '', prev_txn, transaction)
+        self._current(transaction).blobs.put(u64(oid), blobfilename)
+
+    def loadBlob(self, oid: bytes, serial: bytes) -> str:
+        """Return the path of a file with the data of a revision; it may be removed when the transaction has ended.
+
+        POSKeyError: there is none.
+        """
+        return self._blobs.load(self._view.read, _number(oid), u64(serial))
+
+    def openCommittedBlobFile(self, oid: bytes, serial: bytes, blob: IBlob | None = None) -> IO[bytes]:
+        """Return that file, open for reading: a BlobFile where its Blob is given. It stays while it is open."""
+        return self._blobs.open(self._view.read, _number(oid), u64(serial), blob)
+
+    def temporaryDirectory(self) -> str:
+        """Return where uncommitted data is best kept; what is older than a day there is removed."""
+        return self._blobs.temporary_directory
+
+    @property
+    def fshelper(self) -> FilesystemHelper:
+        """ZODB's helper for the files of blobs, by which other programs find them; where they are in blob-dir alone."""
+        return self._database.blobs.helper
 
     # IStorageUndoable ---------------------------------------------------------------------------------------------
 
@@ -378,12 +429,22 @@ class RelStore(UndoLogCompatible):
         """
         return self._database.conflicts.objects()
 
+    @overload
+    def pack(self, pack_time: float | None, referencesf: Callable[..., Any], gc: bool | None = None) -> None: ...
+
+    @overload
+    def pack(self, pack_time: float | None, referencesf: None = None, gc: bool | None = None, *,
+             dry_run: bool | None = None, prepack_only: bool | None = None, skip_prepack: bool | None = None,
+             progress: Progress = ...) -> Report: ...
+
     def pack(
         self, pack_time: float | None, referencesf: Callable[..., Any] | None = None, gc: bool | None = None, *,
         dry_run: bool | None = None, prepack_only: bool | None = None, skip_prepack: bool | None = None,
         progress: Progress = lambda what, done, total: None
-    ) -> Report:
+    ) -> Report | None:
         """Remove what was outdated or unreachable at `pack_time`, in seconds since 1970 (None: now); see pack.py.
+
+        Return what was removed; None where ZODB calls, with a referencesf, and expects that.
 
         As with RelStorage pack_time may also be an int that is a tid, which its size tells: then what was so after that
         transaction. A number that is neither is refused, with a ConfigurationError.
@@ -397,10 +458,12 @@ class RelStore(UndoLogCompatible):
         options = self._database.options
         if not dry_run:
             self._check_writable()
-        return Packer(self._database, progress, gc is not False).run(
+        report = Packer(self._database, progress, gc is not False).run(
             pack_time, dry_run=options.pack_dry_run if dry_run is None else dry_run,
             prepack_only=options.pack_prepack_only if prepack_only is None else prepack_only,
             skip_prepack=options.pack_skip_prepack if skip_prepack is None else skip_prepack)
+        self._blobs.end_view()      # an instance without a view has none that ends
+        return report if referencesf is None else None
 
     def zap_all(self) -> None:
         """Remove everything: all objects, their history, and the record of oids.

@@ -18,7 +18,7 @@ from relstore.adapters.base import MAX_TID
 from relstore.caching.bases import ANYWHERE, Standing
 from relstore.caching.epochs import Origin
 from relstore.caching.polling import Answer
-from relstore.caching.readahead import LARGEST_STATE, ReadAhead
+from relstore.caching.readahead import LARGEST_STATE_BYTES, ReadAhead
 from relstore.database import Database
 from relstore.errors import StorageError, Unavailable
 from relstore.sessions.session import Result, Row, Session
@@ -46,6 +46,7 @@ class View:
         self.generation = -1
         self.hit: bytes | None = None
         self._began = self._cache.generation    # when the connection began
+        self._since: int | None = None          # where its first view stood; 0 if anything was loaded without
         self._told: tuple[int | None, int] = None, -1   # up to where the connection knows what changed: at, generation
         self._own: int | None = None            # tid of its commit since then
         self._failure: StorageError | None = None       # why there is none
@@ -89,6 +90,8 @@ class View:
         finally:
             self._standing.between = None if self.at is None else (self.at, self.at)
         snapshot.due = self._adapter.reads_in_snapshot and snapshot.session is None
+        if self._since is None:
+            self._since = self.at
         return self.at
 
     def end(self) -> None:
@@ -102,7 +105,7 @@ class View:
         self._snapshot.end()
         last, generation = self._told
         at = last if self.at is None and self._database.epochs.is_current(generation) else self.at
-        return Origin(self.generation, at, self._began)
+        return Origin(self.generation, at, self._began, 0 if at is None else self._since or 0)
 
     def committed(self, tid: int) -> None:
         """The connection has committed. Other commits may lie between the view and this one: it is no more."""
@@ -119,20 +122,9 @@ class View:
 
         ReadConflictError if what the view sees is gone. Unavailable if the view could not begin.
         """
-        if self._failure is not None:
-            raise Unavailable('The database could not be asked when this transaction began: begin another one. '
-                              f'{self._failure}')
         at = self.at
         if at is None:
-            if self._told[0] is None:
-                return self._pool.attempt(self._adapter.load_now, oid)
-            at = self._take()
-            hit = self._cache.find(oid, at) if self.generation == self._cache.generation else None
-            if hit is not None:
-                return hit.state, hit.tid
-        return self._load(oid, at)
-
-    def _load(self, oid: int, at: int) -> Row | None:
+            return self._load_without_view(oid)
         hit, self.hit = self.hit, None
         ahead = self._ahead.beside(oid, at, hit)
         if ahead or self._database.tier is not None:
@@ -149,9 +141,20 @@ class View:
                 self._ahead.saw(oid, row[0], row[2])
         return row
 
+    def _load_without_view(self, oid: int) -> Row | None:
+        if self._failure is not None:
+            raise Unavailable('The database could not be asked when this transaction began: begin another one. '
+                              f'{self._failure}')
+        if self._told[0] is None:
+            self._since = 0
+            return self._pool.attempt(self._adapter.load_now, oid)
+        at = self._take()
+        hit = self._cache.find(oid, at) if self.generation == self._cache.generation else None
+        return self.load(oid) if hit is None else (hit.state, hit.tid)
+
     def _load_with(self, others: list[int], oid: int, at: int) -> Row | None:
         """Load one object, and put others into the cache that are likely to be wanted next."""
-        loaded = self._fetch([oid, *others], 1, at, min(LARGEST_STATE, self._cache.object_max))
+        loaded = self._fetch([oid, *others], 1, at, min(LARGEST_STATE_BYTES, self._cache.object_max))
         self._keep((row for row in loaded if row[0] != oid), at)
         return next((row[1:] for row in loaded if row[0] == oid), None)
 
@@ -207,6 +210,10 @@ class View:
         if tier is not None and self._unshared and self.at is not None:
             tier.put(self._unshared, self.at, self.generation)
         self._unshared = []
+
+    def read(self, oid: int, read: Callable[..., Result], *arguments: Any) -> Result:
+        """As _read; without a view, of what is there now."""
+        return self._pool.attempt(read, *arguments) if self.at is None else self._read(oid, read, *arguments)
 
     def _read(self, oid: int, read: Callable[..., Result], *arguments: Any) -> Result:
         """Return read(session, *arguments), which reads `oid` as of the view.

@@ -1,15 +1,15 @@
-"""Walk: one snapshot of the database, for whoever reads all of it page by page.
+"""Walk: one snapshot of the database, for reading all of it page by page.
 
-Without history a changed object moves behind a reader who goes on by tid, and a link moves from an object that is not
-read yet to one that is. So all pages are read in one transaction, on a session of its own: that of a pool would be
-kept from others for hours. Where the session dies in the middle nothing else will do, and the walk says so.
+Without history a changed object moves behind a reader that goes on by tid, and a link may move from an object not yet
+read to one already read. So all pages are read in one transaction, on a separate session: one from the pool would be
+missing there for hours. If the session dies halfway, nothing can replace it, and the walk says so.
 
-What could interleave: a walk's pages are read by several threads, or it is ended by one while another reads: there is a
-lock. It is dropped while nobody reads: then it ends with the last who could. A process forks: the child can neither
-use the session nor say goodbye in its name.
+What could interleave: several threads read a walk's pages, or one ends it while another reads: there is a lock. All
+references to it are dropped while nobody reads: it ends with the last one. The process forks: the child can neither use
+the session nor close it towards the server.
 
-A page may take long. So nobody waits for a walk's lock who holds that of all walks: what has to be ended is taken out
-under the one, and ended outside of it.
+Reading a page may take long. So a thread that holds the lock of all walks never waits for the lock of one: walks to be
+ended are taken out under the former, and ended after it is released.
 """
 import os
 import secrets
@@ -26,41 +26,42 @@ from ZODB.utils import p64, u64
 from relstore.adapters.base import MAX_TID, Adapter
 from relstore.errors import Disconnected, Unavailable
 from relstore.halves import Halves
+from relstore.pages import Pages
 from relstore.sessions.session import Result, Session
 
-# Seconds for which a walk is kept of which nobody but the next call can tell that it goes on; and one that was begun by
-# an oid, until it has gone on once: most of those look for one object.
-IDLE, SEEK_IDLE = 1800.0, 60.0
-# Walks that are kept like that by one storage instance.
+# How long a walk is kept for a next call that may never come; and one that began at a given oid, until its second call:
+# most of those look for a single object.
+IDLE_SECONDS, SEEK_IDLE_SECONDS = 1800.0, 60.0
+# Walks kept like that by one storage instance.
 KEPT = 8
 
-# Of the process that this one was forked from.
+# Sessions of the parent process, if this one was forked.
 _abandoned: list[Session] = []
 
 
 class Walk:
-    """A snapshot; `tid` is its newest transaction. Who begins it is its first user.
+    """A snapshot; `tid` is its newest transaction. Whoever begins it is its first user.
 
-    It ends when it is closed, with its last user, or when nothing refers to it.
+    It ends when it is closed, when its last user leaves, or when nothing refers to it.
     """
 
     def __init__(self, adapter: Adapter):
         try:
             self._session, self.tid = _begin(adapter)
-        except Disconnected:            # nothing was read yet, so another one serves
+        except Disconnected:            # nothing was read yet, so a new session will do
             self._session, self.tid = _begin(adapter)
         self._lock = threading.Lock()
         self._end = weakref.finalize(self, _close, self._session)
         self._lost: BaseException | None = None
         self._users, self._counting = 1, threading.Lock()       # never held for long
-        self.used = time.monotonic()        # when, for the last time
+        self.used = time.monotonic()        # when it was last used
 
     @property
     def is_open(self) -> bool:
         return self._end.alive
 
     def read(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Return work(session, *arguments). Unavailable if the snapshot is lost: begin from the beginning."""
+        """Return work(session, *arguments). Unavailable if the snapshot is lost: start over."""
         if self._session.pid != os.getpid():
             raise Unavailable('The snapshot belongs to the process that this one was forked from; begin again.')
         with self._lock:
@@ -80,7 +81,7 @@ class Walk:
                 self.used = time.monotonic()
 
     def use(self) -> bool:
-        """Say that one more needs it, who will call `leave` if he does not any longer. False if it has ended."""
+        """Add a user, who has to call `leave` in the end. Return False if the walk has ended."""
         with self._counting:
             if not self._users or not self.is_open:
                 return False
@@ -88,7 +89,7 @@ class Walk:
             return True
 
     def leave(self) -> None:
-        """End it if nobody else needs it, as soon as nobody reads."""
+        """Remove a user. After the last one the walk ends, as soon as nobody reads."""
         if self._session.pid != os.getpid():
             return
         with self._counting:
@@ -104,7 +105,7 @@ class Walk:
 
 
 def _begin(adapter: Adapter) -> tuple[Session, int]:
-    """Return a session with a snapshot, and the newest tid in it."""
+    """Return a session with a snapshot, and the snapshot's newest tid."""
     session = adapter.connect()
     try:
         return session, adapter.begin_snapshot(session)
@@ -125,30 +126,30 @@ def _close(session: Session) -> None:
     try:
         session.close()
     except Unavailable:
-        session.broken = True       # closing a dead connection: nothing more to do with it
+        session.broken = True       # the connection is dead: nothing more to do
 
 
 class Walks:
-    """The walks of one storage instance, and those of them that go on from one call to the next.
+    """The walks of one storage instance. Some of them go on from one call to the next.
 
-    The latter are kept by a name, which travels as bytes: the caller may be at the other end of a network, so nobody
-    here can tell whether he has given up. They are kept until nobody has asked for some time.
+    Those are kept by name, which the caller passes back as bytes. The caller may be at the other end of a network, so
+    it is unknown whether it has given up: a walk is kept until nobody has asked for it for some time.
 
-    Of a walk through one half of the transactions the other half may still be asked for: see halves.py.
+    After a walk through one half of the transactions, the other half may still be asked for: see halves.py.
     """
 
     def __init__(self, adapter: Adapter):
-        self._adapter = adapter
+        self._adapter, self._pages = adapter, Pages(adapter)
         self._halves = Halves()
         self._begin_in_process()
 
     def _begin_in_process(self) -> None:
         self._pid, self._lock = os.getpid(), threading.Lock()
-        self._beginning = threading.Lock()      # held by one who begins a half, while he asks the database
+        self._beginning = threading.Lock()      # held while a half is begun, including its queries
         self._all: weakref.WeakSet[Walk] = weakref.WeakSet()
-        self._kept: dict[bytes, tuple[Walk, float]] = {}        # with the seconds that it may be idle
+        self._kept: dict[bytes, tuple[Walk, float]] = {}        # with the seconds that each may be idle
         self._timer: threading.Timer | None = None
-        self._due = 0.0                         # when that looks
+        self._due = 0.0                         # when the timer goes off
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():
@@ -163,10 +164,10 @@ class Walks:
         return walk
 
     def half(self, start: int, stop: int) -> Walk:
-        """Return the walk for the transactions of a range, for which the caller has to `leave`.
+        """Return the walk for the transactions of a range; the caller has to call its `leave`.
 
-        It is a new one, or that of the other half. What was committed since that began has a later tid than what it is
-        asked for, so it is not missed. Unavailable if the other half's is gone.
+        It is a new walk, or that of the other half. Transactions committed since that began are later than this range,
+        so none is missed. Unavailable if the other half's walk is gone.
         """
         self._check_process()
         if start:
@@ -189,20 +190,20 @@ class Walks:
         return walk
 
     def _has_all(self, other: Walk, walk: Walk, tid: int) -> bool:
-        """Whether an older walk has all that this one has up to a tid."""
-        return other.tid >= tid or not walk.read(self._adapter.transactions, other.tid + 1, tid, 1)
+        """Whether an older walk has everything that this one has up to a tid."""
+        return other.tid >= tid or not walk.read(self._pages.transactions, other.tid + 1, tid, 1)
 
     def record(self, cookie: bytes | None) -> tuple[int, int, bytes, bytes | None]:
         """Return (oid, tid, state, cookie of the next object or None).
 
-        cookie: of the object, from an earlier call; or an oid, where a walk is to begin. ValueError if there is no
-        object from there on.
+        cookie: from an earlier call; or the oid from which to begin a walk. ValueError if there is no object from
+        there on.
         """
         if cookie and len(cookie) not in (8, 16):
             raise ValueError(f'This is no oid, and not what the last call returned: {cookie!r}.')
         start, name = min(u64(cookie[:8]), MAX_TID) if cookie else 0, cookie[8:] if cookie else b''
         walk = self._named(name) if name else self.begin()
-        rows = walk.read(self._adapter.current_records, start, 2)
+        rows = walk.read(self._pages.current, start, 2)
         if len(rows) < 2:
             self._forget(name)
             walk.close()
@@ -213,7 +214,7 @@ class Walks:
             return oid, tid, state, None
         if not name:
             name = secrets.token_bytes(8)
-            self._keep(name, walk, SEEK_IDLE if cookie else IDLE)
+            self._keep(name, walk, SEEK_IDLE_SECONDS if cookie else IDLE_SECONDS)
         return oid, tid, state, p64(rest[0][0]) + name
 
     def _named(self, name: bytes) -> Walk:
@@ -221,19 +222,19 @@ class Walks:
         with self._lock:
             walk, _ = self._kept.get(name, (None, 0))
             if walk is not None:
-                self._kept[name] = walk, IDLE
+                self._kept[name] = walk, IDLE_SECONDS
                 return walk
         raise Unavailable('The snapshot from which the objects before this one were read is gone: the walk has come to '
-                          f'its end, nobody went on within {IDLE:g} s (within {SEEK_IDLE:g} s after a first call with '
-                          f'an oid), {KEPT} others were kept instead, or it was begun by another process or by a '
-                          'storage that was closed. Begin again.')
+                          f'its end, nobody went on within {IDLE_SECONDS:g} s (within {SEEK_IDLE_SECONDS:g} s after a '
+                          f'first call with an oid), {KEPT} others were kept instead, or it was begun by another '
+                          'process or by a storage that was closed. Begin again.')
 
     def _keep(self, name: bytes, walk: Walk, idle: float) -> None:
         pushed_out = None
         with self._lock:
             self._kept[name] = walk, idle
             if len(self._kept) > KEPT:
-                # Those first that were begun by an oid, and did not go on: also this one.
+                # First those that began at an oid and have not gone on, even this one.
                 pushed_out, _ = self._kept.pop(min(self._kept, key=self._priority))
             self._look_later()
         if pushed_out is not None:
@@ -249,7 +250,7 @@ class Walks:
             self._look_later()
 
     def _look_later(self) -> None:
-        """See to it that somebody looks when the first of what is kept may be idle, and nobody if nothing is."""
+        """Set the timer for when the first kept walk or half may be idle; stop it if nothing is kept."""
         now = time.monotonic()
         waits = [walk.used + idle - now for walk, idle in self._kept.values()]
         half = self._halves.due()
@@ -267,7 +268,7 @@ class Walks:
         self._timer = timer = threading.Timer(wait, _look, (weakref.ref(self),))
         timer.daemon = True
         timer.start()
-        self._stop = weakref.finalize(self, timer.cancel)       # a storage that was dropped leaves no thread
+        self._stop = weakref.finalize(self, timer.cancel)       # a dropped storage must leave no thread
 
     def _stop_looking(self) -> threading.Timer | None:
         timer, self._timer = self._timer, None
@@ -276,7 +277,7 @@ class Walks:
         return timer
 
     def drop_idle(self) -> None:
-        """Let go what nobody has used for its time."""
+        """Drop the walks that have been idle for too long."""
         now = time.monotonic()
         with self._lock:
             names = [name for name, (walk, idle) in self._kept.items() if now - walk.used >= idle]
@@ -287,7 +288,7 @@ class Walks:
             walk.leave()
 
     def close(self) -> None:
-        """End all, also those that iterators read."""
+        """End all walks, including those that iterators read."""
         if self._pid != os.getpid() or not self._all:
             return
         with self._lock:
@@ -302,7 +303,7 @@ class Walks:
 
 
 def _look(walks: weakref.ref[Walks]) -> None:
-    this = walks()      # a storage that was dropped is not to live as long as this waits
+    this = walks()      # weak, so that the timer does not keep a dropped storage alive
     if this is not None:
         this.drop_idle()
 

@@ -9,20 +9,22 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from relstore.adapters import migrations
 from relstore.adapters.patience import PATIENCE, in_tries
 from relstore.errors import ConfigurationError, Deadlock, LockTimeout
 from relstore.sessions.session import Session
+from relstore.sessions.statement import split
 
 if TYPE_CHECKING:
     from relstore.adapters.base import Adapter
 
 log = logging.getLogger('relstore')
 
-SCHEMA_VERSION = 1
 # Seconds between two warnings that somebody is in the way.
 WARN_EVERY = 30.0
 
@@ -49,7 +51,8 @@ class Step:
     """Some of what is missing."""
     names: tuple[str, ...]          # as in schema()
     statements: tuple[str, ...]
-    lock: Lock | None               # None: all of it is new
+    lock: Lock | None               # None: it locks nothing that RelStorage uses, and nobody waits for it
+    version: int | None = None      # which the tables have afterwards, where this is a migration
 
 
 @dataclass(frozen=True)
@@ -82,30 +85,52 @@ class Completion:
         if missing and not (create and not self._adapter.read_only):
             why = 'the storage is read-only' if self._adapter.read_only else 'create-schema is false'
             what = ', '.join(missing) if 'object_state' in self._relations else 'all tables'
-            raise ConfigurationError(f'{self._adapter} lacks {what}, and {why}; '
-                                     'open it once with create-schema true and the right to create tables.')
+            raise ConfigurationError(f'{self._adapter} lacks {what}, and {why}; open it once with create-schema true '
+                                     'and the right to create tables, or run "relstore adopt", which prints the '
+                                     'statements with --dry-run.')
         return bool(missing)
 
     def missing(self) -> list[str]:
         """Return the names of what is missing, as in schema(). ConfigurationError: what is there is not relstore's."""
+        return [*map(_version_name, self._look()), *self._absent]
+
+    def _inventory(self) -> str:
+        """Find out what is there; return of which version it says it is, '' where it does not."""
+        self._relations = self._adapter.relations(self.session)
+        version = self._adapter.meta(self.session).get('schema', '') if 'relstore_meta' in self._relations else ''
+        self._columns = self._adapter.columns(self.session)
+        return version
+
+    def _look(self) -> list[int]:
+        """Find out what is there and what is missing; return the versions that the tables have yet to become."""
         adapter = self._adapter
-        self._relations, columns = adapter.relations(self.session), adapter.columns(self.session)
-        schema = adapter.schema()
+        schema, meta = adapter.schema(), self._inventory()
+        is_whole = meta == str(migrations.VERSION) and schema.keys() - self._relations <= {'refs'}
+        # Else what was seen may be of before and after a change.
+        while not is_whole and (before := meta) != (meta := self._inventory()):
+            log.info('%s: its tables are being changed from version %s to %s.', adapter, before, meta)
+        columns = self._columns
         self._check_mode(columns)
-        for name in schema.keys() & self._relations:
-            self._check_shape(name, columns.get(name, {}), columns_of(schema[name]) - OPTIONAL)
         if 'relstore_meta' in self._relations:
-            self._check_version()
-        missing = [name for name in schema if name not in self._relations and name != 'refs']
+            versions = list(migrations.pending(adapter, {'schema': meta}))
+        else:
+            versions = [number for number in range(2, migrations.VERSION + 1)
+                        if migrations.missing(adapter, number, self._relations, columns)]
+        later = {name for number in versions for name in migrations.sections(adapter, number)}
+        for name in schema.keys() & self._relations:
+            wanted = {column for column in columns_of(schema[name]) if f'{name}.{column}' not in later}
+            self._check_shape(name, columns.get(name, {}), wanted - OPTIONAL)
+        self._absent = [name for name in schema if name not in self._relations and name != 'refs']
         if 'object_state' in self._relations:
             references = {'refs', 'data_tid' if adapter.keep_history else 'refs_tid'}
-            missing += ['refs'] if references - columns['object_state'].keys() else []
-        return missing
+            self._absent += ['refs'] if references - columns['object_state'].keys() else []
+        return versions
 
     def steps(self) -> list[Step]:
         """Return how what is missing will be made."""
-        schema, missing = self._adapter.schema(), self.missing()
-        steps, rest = [], list(missing)
+        schema = self._adapter.schema()
+        steps = [self._migration(number) for number in self._look()]
+        missing, rest = self._absent, list(self._absent)
         for name, lock in self._adapter.site_locks.items():
             if name in missing and lock.table in self._relations:
                 steps.append(Step((name,), tuple(split(schema[name])), lock))
@@ -114,6 +139,11 @@ class Completion:
             statements = [statement for name in rest for statement in split(schema[name])]
             steps.append(Step(tuple(rest), tuple(statements), None))
         return steps
+
+    def _migration(self, number: int) -> Step:
+        sections = migrations.missing(self._adapter, number, self._relations, self._columns)
+        statements = [statement for section in sections.values() for statement in split(section)]
+        return Step((_version_name(number),), tuple(statements), self._adapter.migration_lock, number)
 
     def run_next(self) -> Done | None:
         """Make the next step; None: nothing is missing. LockTimeout says who was in the way."""
@@ -126,10 +156,21 @@ class Completion:
             tries: list[float] = []
             adapter.rehearse(self.session, step.statements)
             try:
-                in_tries(lambda: self._attempt(step, tries), self.patience, lambda e: self._warn(step))
+                with self._without_packs(step):
+                    in_tries(lambda: self._attempt(step, tries), self.patience, lambda e: self._warn(step))
             except (LockTimeout, Deadlock) as e:
                 raise LockTimeout(f'{self._in_the_way(step)}; this was tried {len(tries)} times.') from e
             return Done(step, len(tries), time.monotonic() - began, max(tries))
+
+    @contextmanager
+    def _without_packs(self, step: Step) -> Iterator[None]:
+        """While this is entered nobody packs, if the step is a migration. Unavailable: somebody does."""
+        if not step.version:
+            yield
+            return
+        with closing(self._adapter.bare_session()) as session:
+            self._adapter.pack_lock.keep_packs_out(session, 'open it afterwards')
+            yield
 
     def _attempt(self, step: Step, tries: list[float]) -> None:
         began = time.monotonic()
@@ -139,14 +180,13 @@ class Completion:
             tries.append(time.monotonic() - began)
 
     def _make(self, step: Step) -> None:
-        adapter, session, relations = self._adapter, self.session, self._relations
-        if 'relstore_sweep' in step.names and 'relstore_meta' in relations:
-            # An older relstore made this, and may be running: it looks at no sweep, like RelStorage.
-            session.run(adapter.sql.set_meta, ('writers', 'any'))
+        adapter, session = self._adapter, self.session
+        if step.version:
+            adapter.begin_migration(session, step.statements, self._relations)
         for statement in step.statements:
             adapter.define(session, statement)
-        if step.lock is None:
-            for item in adapter.new_meta(relations).items():
+        if not step.version and step.lock is None:
+            for item in adapter.new_meta(self._relations).items():
                 session.run(adapter.sql.add_meta, item)
 
     def _in_the_way(self, step: Step) -> str:
@@ -158,12 +198,6 @@ class Completion:
         if time.monotonic() > self._warned + WARN_EVERY or not self._warned:
             self._warned = time.monotonic()
             log.warning('%s; it is tried again, with pauses, for %d s.', self._in_the_way(step), self.patience)
-
-    def _check_version(self) -> None:
-        version = self._adapter.meta(self.session).get('schema', '')
-        if version != str(SCHEMA_VERSION):
-            raise ConfigurationError(f'{self._adapter} has version {version or "?"} of the tables and this relstore '
-                                     f'knows version {SCHEMA_VERSION}; install a newer relstore, the one that made it.')
 
     def _check_mode(self, columns: Mapping[str, Mapping[str, str]]) -> None:
         """By what is ours: others may have a table called transaction."""
@@ -185,6 +219,10 @@ class Completion:
                                      'rename that table, or name another database or schema.')
 
 
+def _version_name(number: int) -> str:
+    return f'version {number} of the tables'
+
+
 def columns_of(ddl: str) -> set[str]:
     """Return the columns of the table that a section of a schema file makes; of a sequence what tells it."""
     if 'CREATE SEQUENCE' in ddl:
@@ -196,14 +234,3 @@ def columns_of(ddl: str) -> set[str]:
     while count:
         text, count = re.subn(r'\([^()]*\)', '', text)      # from within: what is left ends with the table's own
     return {item.split()[0] for item in text.partition(')')[0].split(',')} - _NO_COLUMN
-
-
-def split(ddl: str) -> list[str]:
-    """Split a section of a schema file into statements; a function's body stays whole."""
-    statements, inside = [''], False
-    for line in ddl.splitlines():
-        statements[-1] += line + '\n'
-        inside ^= line.count('$$') % 2 == 1
-        if line.rstrip().endswith(';') and not inside:
-            statements.append('')
-    return [statement for statement in statements if statement.strip()]

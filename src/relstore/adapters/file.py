@@ -30,7 +30,7 @@ class File:
     """The file of one database, as the sessions of this process have known it."""
 
     def __init__(self, path: Path):
-        self.path = path
+        self.path, self._name = path, str(path)
         self._beside: dict[str, set[str]] = {}      # by file: what lay beside it
 
     def now(self) -> str:
@@ -75,7 +75,12 @@ class File:
 
     def compare(self, session: FileSession) -> None:
         """Disconnected if the session has another file open than the one that bears the name."""
-        if session.file != self.now():
+        try:
+            status = os.stat(self._name)
+            same = session.file == f'.{status.st_dev}.{status.st_ino}'      # as _identity
+        except OSError:
+            same = session.file == self.now()
+        if not same:
             session.broken = True
             raise Disconnected(f'The file {self.path} that was open has been replaced.')
 

@@ -12,7 +12,7 @@ from relstore.adapters.file import File
 from relstore.adapters.queue import Queue
 from relstore.errors import LockTimeout, StorageError
 from relstore.sessions.drivers import Driver
-from relstore.sessions.session import Row, Session
+from relstore.sessions.session import Row, Session, execute
 
 # Whether SQLite waits by itself where something is busy.
 IMPATIENT, PATIENT = 'PRAGMA busy_timeout = 0', 'PRAGMA busy_timeout = {}'
@@ -85,15 +85,15 @@ class FileSession(Session):
         return True
 
     def run(self, sql: str, parameters: Sequence[Any] = ()) -> int:
-        count = super().run(sql, parameters)
+        count = self._do(execute, self._cursor, sql, parameters)
         if sql == 'COMMIT':
-            self._end_turn()
+            self._queue.end(self)
         return count
 
     def rollback(self) -> None:
         super().rollback()
         if not self.broken:     # else the lock ends with the connection
-            self._end_turn()
+            self._queue.end(self)
 
     def close(self) -> None:
         try:
@@ -102,7 +102,7 @@ class FileSession(Session):
             else:
                 super().close()
         finally:
-            self._end_turn()
+            self._queue.end(self)
 
     def _abandon(self) -> None:
         """Never close the connection, not even when the process ends: see file.py."""
@@ -111,6 +111,3 @@ class FileSession(Session):
             if self.in_transaction:
                 super().run('ROLLBACK')
         self.broken = True
-
-    def _end_turn(self) -> None:
-        self._queue.end(self)

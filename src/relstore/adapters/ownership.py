@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from relstore.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from relstore.adapters.postgresql import PostgreSQL
+    from relstore.adapters.postgresql import PostgreSQLAdapter
     from relstore.sessions.session import Session
 
 _FUNCTION = re.compile(r'CREATE FUNCTION [^(]*\(([^)]*)\)')
 _TOLD_AS = {'timestamp': 'timestamp without time zone'}
 
 
-def refuse_strangers(adapter: PostgreSQL, session: Session, schema: str) -> None:
+def refuse_strangers(adapter: PostgreSQLAdapter, session: Session, schema: str) -> None:
     """ConfigurationError: something that has a name of ours belongs to somebody who could not have changed our data.
 
     Who may act as the owner of object_state, of the schema, or as this user, could; so could a superuser. In one

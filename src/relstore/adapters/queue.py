@@ -2,19 +2,27 @@
 
 SQLite has no order: whoever finds the lock taken tries again and again, and may never be lucky. So the threads of a
 process wait for each other here, first come, first served, and one thread of a process at a time waits for other
-processes. Nobody looks whether it is its turn: each is woken by whoever was before it.
+processes.
+
+If each turn were handed on, all would be slow: the lock would be idle until the next thread or process is awake, which
+takes as long as a commit. Whoever has just written is awake, and may have another transaction. So a turn that ends is
+free, and who comes first takes it, until somebody has waited for PATIENCE seconds: nobody passes him then. Meanwhile
+the first of those who wait looks again and again whether it is free, for nobody else may come.
 
 This is about the order alone. What protects is SQLite's lock. So nothing is lost where somebody takes no part (an older
 relstore, RelStorage, the program sqlite3, a file system without locks), and whoever has waited in vain may try all the
 same.
 
 Between processes there are two locks of the system on bytes of the file writers.lock. CURRENT has who writes, NEXT who
-is after that: who has just written finds NEXT taken, and cannot be quicker than who has waited. The system wakes those
-who wait for NEXT in any order, and releases the locks of a process that ends. They belong to a process, so a child of
-fork() has none of its parent's. A process that is stopped while it waits (docker pause, a debugger) keeps NEXT: who has
-waited for STALLED seconds and then finds SQLite's lock free again and again goes ahead, and so does his process until
-the lock of the system comes. A third byte is PRESENT: all relstore processes share its lock as long as they have the
-database open, so that each can be told from strangers (neighbours.py).
+is after that and has no patience left. Whoever finds both free takes them at once, and gives NEXT back; who finds one
+taken takes neither. So who has just written cannot be quicker than the one who has NEXT; but for SLICE seconds after
+its turn has come a process takes CURRENT all the same, if that is free: as soon as several wait, each would write once
+in its turn otherwise, and to wake the next one takes as long as two commits. The system wakes those who wait for NEXT
+in any order, and releases the locks of a process that ends. They belong to a process, so a child of fork() has none of
+its parent's. A process that is stopped while it waits (docker pause, a debugger) keeps NEXT: who has waited for STALLED
+seconds and then finds SQLite's lock free again and again goes ahead, and so does his process until the lock of the
+system comes. A third byte is PRESENT: all relstore processes share its lock as long as they have the database open, so
+that each can be told from strangers (neighbours.py).
 """
 import errno
 import fcntl
@@ -32,6 +40,10 @@ log = logging.getLogger('relstore')
 
 NEXT, CURRENT, PRESENT = 0, 1, 2
 STALLED = 0.5                           # seconds without a turn after which one looks whether SQLite's lock is free
+PATIENCE = 0.02                         # seconds for which others may pass one who waits
+THREAD_PAUSES = 0.001, 0.002, 0.005, 0.012      # seconds between his looks: each takes the interpreter from the others
+SLICE = 0.02                            # seconds for which a process may go on though another one waits
+PROCESS_PAUSE = 0.001                   # seconds between the looks of a process
 LOOKS, BETWEEN = 3, 0.02                # so often it is free in a row; else somebody was about to take it
 BUSY = errno.EACCES, errno.EAGAIN       # what the system may say where a lock is taken
 
@@ -39,8 +51,13 @@ BUSY = errno.EACCES, errno.EAGAIN       # what the system may say where a lock i
 class Queue:
     """One for each file and process. A turn belongs to a session, and ends with its transaction.
 
-    What could interleave: a turn may come in the moment in which its thread gives up. Both happen under one lock, and
-    who gives up too late hands the turn on.
+    What could interleave, all of it under one lock:
+
+    * A turn may come in the moment in which its thread gives up: who gives up too late hands it on.
+    * It may be left free in the moment in which the first of those who wait loses patience. He looks once more then,
+      and whoever has taken it in between hands it on to him.
+    * The first may go, with the turn or without, and the next one sleep: so he is woken, and looks from now on. Unless
+      he has no patience left: then it will be handed on to him, if there is somebody who has it.
     """
 
     def __init__(self, path: Path):
@@ -51,7 +68,7 @@ class Queue:
         """Begin anew in a child process, where nobody waits."""
         self._lock = threading.Lock()       # guards what follows
         self._holder: object = None
-        self._waiting: deque[tuple[object, threading.Lock]] = deque()
+        self._waiting: deque[_Waiter] = deque()     # in the order in which they came
         self._processes.after_fork()
 
     def join(self, writes: bool = True) -> None:
@@ -63,11 +80,15 @@ class Queue:
 
         is_free: whether SQLite's lock is free. It is asked while another process has the turn and does not use it.
         """
-        began = time.monotonic()
-        if not self._take(who, timeout):
+        deadline = time.monotonic() + timeout if timeout > 0 else 0.0
+        with self._lock:
+            free = self._holder is None or self._holder is who
+            if free:
+                self._holder = who
+        if not free and not (timeout > 0 and self._wait(who, deadline)):
             return False
         try:
-            if self._processes.take(timeout - (time.monotonic() - began), is_free):
+            if self._processes.take(deadline, is_free):
                 return True
         except BaseException:
             self._hand_on(who)
@@ -86,39 +107,80 @@ class Queue:
             self._processes.end()
             self._hand_on(who)
 
-    def _take(self, who: object, timeout: float) -> bool:
+    def _wait(self, who: object, deadline: float) -> bool:
+        waiter = _Waiter(who)
         with self._lock:
-            if self._holder is None or self._holder is who:
-                self._holder = who
-                return True
-            if timeout <= 0:
-                return False
-            woken = threading.Lock()
-            woken.acquire()
-            self._waiting.append((who, woken))
+            self._waiting.append(waiter)
         try:
-            if woken.acquire(timeout=timeout):
+            if self._await(waiter, deadline):
                 return True
         except BaseException:
-            if not self._leave(who, woken):
+            if not self._leave(waiter):
                 self._hand_on(who)
             raise
-        return not self._leave(who, woken)
+        return not self._leave(waiter)
 
-    def _leave(self, who: object, woken: threading.Lock) -> bool:
+    def _await(self, waiter: '_Waiter', deadline: float) -> bool:
+        """Wait for it; return whether it came."""
+        pauses = iter(THREAD_PAUSES)
+        while True:
+            now = time.monotonic()
+            with self._lock:
+                if waiter.came:
+                    return True
+                first = self._waiting[0] is waiter
+                if first and self._holder is None:
+                    self._waiting.popleft()
+                    self._holder = waiter.who
+                    self._wake_first()
+                    return True
+            if now >= deadline:
+                return False
+            wait = deadline - now
+            if first and now < waiter.since + PATIENCE:
+                wait = min(next(pauses, PATIENCE), wait, waiter.since + PATIENCE - now)
+            waiter.woken.acquire(timeout=wait)
+
+    def _wake_first(self) -> None:
+        """Have the first of those who wait look by himself, unless it will be handed on to him."""
+        if self._waiting and (self._holder is None or not self._waiting[0].is_due()):
+            self._waiting[0].wake()
+
+    def _leave(self, waiter: '_Waiter') -> bool:
         """Stop waiting; False if the turn has come meanwhile."""
         with self._lock, suppress(ValueError):
-            self._waiting.remove((who, woken))
+            self._waiting.remove(waiter)
+            self._wake_first()
             return True
         return False
 
     def _hand_on(self, who: object) -> None:
+        """End the turn of `who`: it is free, unless somebody has waited for too long."""
         with self._lock:
             if self._holder is who:
                 self._holder = None
-                if self._waiting:
-                    self._holder, woken = self._waiting.popleft()
-                    woken.release()
+                if self._waiting and self._waiting[0].is_due():
+                    waiter = self._waiting.popleft()
+                    self._holder, waiter.came = waiter.who, True
+                    waiter.wake()
+                    self._wake_first()
+
+
+class _Waiter:
+    """Who waits for a turn in this process. since: when he came. came: whether it was handed on to him."""
+    __slots__ = ('came', 'since', 'who', 'woken')
+
+    def __init__(self, who: object):
+        self.who, self.since, self.came, self.woken = who, time.monotonic(), False, threading.Lock()
+        self.woken.acquire()
+
+    def is_due(self) -> bool:
+        return time.monotonic() >= self.since + PATIENCE
+
+    def wake(self) -> None:
+        """Under the lock of the queue."""
+        if self.woken.locked():
+            self.woken.release()
 
 
 class Processes:
@@ -139,6 +201,7 @@ class Processes:
         self._lock = threading.Lock()           # guards what follows
         self._coming: _Coming | None = None     # what is being waited for
         self._present = False
+        self._slice_ends = 0.0
 
     def __del__(self) -> None:
         for file in self._file, self._readable:     # not one before the other: it would take all locks along
@@ -161,22 +224,26 @@ class Processes:
                 fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, PRESENT)
                 self._present = True
 
-    def take(self, timeout: float, is_free: Callable[[], bool] | None = None) -> bool:
-        """Wait up to `timeout` seconds; return whether the turn came.
+    def take(self, deadline: float, is_free: Callable[[], bool] | None = None) -> bool:
+        """Wait until a time of the monotonic clock, 0: not at all; return whether the turn came.
 
         It always does where nothing can be locked, or where those who are first do not go on.
         """
         with self._lock:
             if self._coming.stalled if self._coming else self._useless or self._at_once():
                 return True
-            if timeout <= 0:
-                if self._coming is None and self._file is not None:
-                    _unlock(self._file, NEXT)
+            if not deadline:
                 return False
+            looks = self._coming is None
+        if looks and self._look(deadline):
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        with self._lock:
             coming = self._coming or self._wait()
             coming.wanted = True
         try:
-            stalled = self._await(coming, time.monotonic() + timeout, is_free)
+            stalled = self._await(coming, deadline, is_free)
         except BaseException:
             if not self._give_up(coming):
                 self.end()
@@ -185,6 +252,16 @@ class Processes:
             return True
         coming.stalled = stalled
         return stalled
+
+    def _look(self, deadline: float) -> bool:
+        """Look again and again, with patience; return whether it was free."""
+        patience = time.monotonic() + PATIENCE
+        while (now := time.monotonic()) < min(patience, deadline):
+            time.sleep(min(PROCESS_PAUSE, deadline - now))
+            with self._lock:
+                if self._at_once():
+                    return True
+        return False
 
     def _await(self, coming: '_Coming', deadline: float, is_free: Callable[[], bool] | None) -> bool:
         """Wait for it; return whether those who are first do not go on."""
@@ -200,14 +277,21 @@ class Processes:
             _unlock(self._file, CURRENT)
 
     def _at_once(self) -> bool:
-        """Take both locks if they are free. Where only NEXT was, it stays ours."""
+        """Take the turn if it is free, and nobody has to be let go first."""
         try:
-            file = self._open()
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, NEXT)
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, CURRENT)
-            _unlock(file, NEXT)
+            file = self._file
+            if file is None:
+                file = self._open()
+            now = time.monotonic()
+            if now < self._slice_ends:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, CURRENT)
+            else:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 2, NEXT)      # CURRENT is beside it
+                fcntl.lockf(file, fcntl.LOCK_UN, 1, NEXT)
+                self._slice_ends = now + SLICE
         except OSError as e:
             if self._file is not None and e.errno in BUSY:
+                self._slice_ends = 0.0
                 return False
             self._do_without(e)
         return True
@@ -237,6 +321,7 @@ class Processes:
                 self._do_without(e)
         with self._lock:
             if coming.wanted:
+                self._slice_ends = time.monotonic() + SLICE
                 coming.came.set()
             else:
                 self._coming = None

@@ -9,13 +9,17 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
-from relstore.errors import ConfigurationError, NotAllowed, StorageError
+from relstore.errors import ConfigurationError, DatabaseError, Missing, NotAllowed, StorageError
 
 if TYPE_CHECKING:
     from relstore.adapters.base import Adapter
+    from relstore.adapters.mysql import MySQLAdapter
+    from relstore.adapters.postgresql import PostgreSQLAdapter
     from relstore.sessions.session import Session
 
 CREATE, READ, RUN, PACK = 'create', 'read', 'run', 'pack'
@@ -64,6 +68,9 @@ _POSTGRESQL: dict[str, Needs] = {
     RUN: {
         ('DATABASE', ''): 'TEMPORARY',                  # for transactions that are too large for one message
         **_WRITTEN[RUN],
+        ('TABLE', 'blob_chunk'): 'INSERT',
+        ('TABLE', 'blob_chunk [hp]'): 'UPDATE',         # to lock the row whose blob an undo repeats
+        ('TABLE', 'blob_chunk [hf]'): 'DELETE',
         ('SEQUENCE', 'zoid_seq'): 'SELECT, UPDATE'},
     PACK: _WRITTEN[PACK]}
 
@@ -72,18 +79,31 @@ _FUNCTIONS = {READ: ('relstore_load', 'relstore_poll'), PACK: ('relstore_sweep',
 
 _MYSQL: dict[str, Needs] = {
     CREATE: {
-        ('DATABASE', ''): 'SELECT, INSERT, UPDATE, CREATE, ALTER',
+        ('DATABASE', ''): 'SELECT, INSERT, UPDATE, CREATE, ALTER, LOCK TABLES',
         ('DATABASE', ' [hp]'): 'CREATE VIEW',
         ('DATABASE', ' [MySQL]'): 'REFERENCES'},
     READ: {('DATABASE', ''): 'SELECT'},
     RUN: {
         ('DATABASE', ''): 'CREATE TEMPORARY TABLES',    # as above
         **_WRITTEN[RUN],
+        ('TABLE', 'blob_chunk'): 'INSERT, UPDATE',
+        ('TABLE', 'blob_chunk [hf]'): 'DELETE',
         ('TABLE', 'commit_row_lock [MySQL]'): 'UPDATE',         # to lock the row
         ('TABLE', 'new_oid'): 'INSERT, DELETE',
         ('TABLE', 'relstore_lock'): 'INSERT, UPDATE, DELETE',
         ('TABLE', 'relstore_commit'): 'INSERT, UPDATE, DELETE'},
     PACK: _WRITTEN[PACK]}
+
+# Of a right on MySQL and MariaDB: what fails without it, and changes nothing.
+_TRIALS = {
+    'SELECT': 'SELECT 1 FROM {table} WHERE FALSE',
+    'INSERT': 'INSERT INTO {table} SELECT * FROM {table} WHERE FALSE',
+    'UPDATE': 'UPDATE {table} SET {column} = {column} WHERE FALSE',
+    'DELETE': 'DELETE FROM {table} WHERE FALSE',
+    'CREATE TEMPORARY TABLES': (
+        'CREATE TEMPORARY TABLE relstore_trial (one INTEGER NOT NULL PRIMARY KEY) ENGINE=InnoDB;\n'
+        'DROP TEMPORARY TABLE relstore_trial')}
+_TABLE = re.compile(r'CREATE TABLE IF NOT EXISTS \S+ \(\s*(\w+)')
 
 
 @dataclass(frozen=True)
@@ -97,16 +117,151 @@ class Right:
         return f'{self.privilege} on {self.name or f"the {self.kind.lower()}"}'
 
 
-def of_postgresql(purpose: str, schema: Mapping[str, str], keep_history: bool) -> list[Right]:
-    """Return what a purpose needs besides what the ones before it do. schema: as Adapter.schema() returns it."""
-    functions = [name for name, text in schema.items() if 'CREATE FUNCTION' in text and 'RETURNS trigger' not in text]
-    return [*_rights(_POSTGRESQL[purpose], schema, _tags(keep_history)),
-            *(Right('EXECUTE', 'FUNCTION', name) for name in functions if _purpose_of(name) == purpose)]
+class Rights:
+    """What users need on one database. Here: of one that has no users."""
+
+    def __init__(self, adapter: Adapter):
+        self._adapter = adapter
+
+    def needed(self, purpose: str) -> list[Right]:
+        """Return what a purpose needs, one of PURPOSES, besides what the ones before it do; or CREATE."""
+        return []
+
+    def grants(self, database: str, user: str, owner: str) -> str:
+        """Return GRANT statements for a user, and for the one who makes the tables. Names are as SQL has them."""
+        return f'-- {self._adapter.name} has no users.\n'
+
+    def missing(self, session: Session, purpose: str) -> list[Right]:
+        """Return what the user lacks for a purpose, the ones before it included, of what is there."""
+        return []
+
+    @property
+    def purpose(self) -> str:
+        """For what the storage is opened."""
+        return READ if self._adapter.read_only else RUN
+
+    def refuse(self, session: Session, purpose: str) -> None:
+        """NotAllowed: the user lacks rights for a purpose; it says which, in one sentence."""
+        missing = self.missing(session, purpose)
+        if missing:
+            raise NotAllowed(self._sentence(session, purpose, missing))
+
+    @contextmanager
+    def explained(self, session: Session) -> Iterator[None]:
+        """Raise what the server says as an error that tells why the database cannot be used."""
+        try:
+            yield
+        except (ConfigurationError, DatabaseError) as e:
+            if e.__cause__ is None:
+                raise
+            raise self._not_usable(session, e) from e
+
+    def _not_usable(self, session: Session, error: StorageError) -> ConfigurationError:
+        """Of a right that is missing, or of something else."""
+        adapter, purpose = self._adapter, self.purpose
+        if not isinstance(error, NotAllowed):
+            return ConfigurationError(f'{adapter} cannot be used: {error}.')
+        session.rollback()
+        missing = 'object_state' in adapter.columns(session) and self.missing(session, purpose)
+        if missing:
+            return NotAllowed(self._sentence(session, purpose, missing))
+        return NotAllowed(f'{adapter} lacks what relstore needs, and the user {self._user(session)} may not make it: '
+                          f'{error}; connect once as one who has the rights ({_HOW % adapter.name}).')
+
+    def _sentence(self, session: Session, purpose: str, missing: list[Right]) -> str:
+        adapter, what = self._adapter, {READ: 'read', RUN: 'written', PACK: 'packed'}[purpose]
+        told = ', '.join(map(str, missing[:TOLD])) + (
+            f' and {len(missing) - TOLD} more' if len(missing) > TOLD else '')
+        otherwise = ', or set read-only true' if purpose == RUN else ''
+        return (f'{adapter} cannot be {what} by the user {self._user(session)}, who lacks these rights: {told}; grant '
+                f'them ({_HOW % adapter.name}){otherwise}.')
+
+    def _user(self, session: Session) -> str:
+        [[user]] = session.all(self._adapter.sql.current_user)
+        return user
 
 
-def of_mysql(purpose: str, schema: Mapping[str, str], keep_history: bool, product: str) -> list[Right]:
-    """Likewise, for MySQL or MariaDB."""
-    return list(_rights(_MYSQL[purpose], schema, _tags(keep_history, product)))
+class RightsOnPostgreSQL(Rights):
+    _adapter: PostgreSQLAdapter
+
+    def needed(self, purpose: str) -> list[Right]:
+        schema = self._adapter.schema()
+        functions = [
+            name for name, text in schema.items() if 'CREATE FUNCTION' in text and 'RETURNS trigger' not in text]
+        return [*_rights(_POSTGRESQL[purpose], schema, _tags(self._adapter.keep_history)),
+                *(Right('EXECUTE', 'FUNCTION', name) for name in functions if _purpose_of(name) == purpose)]
+
+    def grants(self, database: str, user: str, owner: str) -> str:
+        """Of functions, all: they are relstore's, and a new version has others.
+
+        Blobs belong to the user that stores them, and what a pack removes goes in the name of the tables' owner.
+        """
+        schema = quoted(self._adapter.namespace)
+
+        def statements(purpose: str) -> Iterator[str]:
+            who = owner if purpose == CREATE else user
+            if purpose == RUN and user != owner:
+                yield f'GRANT {user} TO {owner};'
+            for kind, privileges, names in _grouped(self.needed(purpose)):
+                whole = {'DATABASE': f'DATABASE {database}', 'SCHEMA': f'SCHEMA {schema}',
+                         'FUNCTION': f'ALL FUNCTIONS IN SCHEMA {schema}'}.get(kind)
+                if kind != 'FUNCTION' or purpose == READ:
+                    kind_told = 'SEQUENCE ' if kind == 'SEQUENCE' else ''
+                    yield (f'GRANT {privileges} ON {whole}' if whole else
+                           f'GRANT {privileges} ON {kind_told}{", ".join(f"{schema}.{name}" for name in names)}'
+                           ) + f' TO {who};'
+        return _text(statements)
+
+    def missing(self, session: Session, purpose: str) -> list[Right]:
+        """In one statement, from the catalogue, which everybody may read."""
+        wanted = [right for each in up_to(purpose) for right in self.needed(each)]
+        columns = [[right.kind for right in wanted], [right.name for right in wanted],
+                   [right.privilege for right in wanted]]
+        return [wanted[number - 1] for number, in session.all(self._adapter.sql.missing_rights, (
+            self._adapter.namespace, *('{' + ','.join(f'"{value}"' for value in column) + '}' for column in columns)))]
+
+
+class RightsOnMySQL(Rights):
+    """Or on MariaDB."""
+    _adapter: MySQLAdapter
+
+    def needed(self, purpose: str) -> list[Right]:
+        adapter = self._adapter
+        return list(_rights(_MYSQL[purpose], adapter.raw_schema(), _tags(adapter.keep_history, adapter.product)))
+
+    def grants(self, database: str, user: str, owner: str) -> str:
+        """The tables have to be there."""
+        def statements(purpose: str) -> Iterator[str]:
+            who = owner if purpose == CREATE else user
+            for _, privileges, names in _grouped(self.needed(purpose)):
+                yield from (f'GRANT {privileges} ON {database}.{name or "*"} TO {who};' for name in names)
+        return _text(statements)
+
+    def missing(self, session: Session, purpose: str) -> list[Right]:
+        """In one message where none is; else one by one. What is not there is left out."""
+        purposes, missing = up_to(purpose), []
+        with suppress(NotAllowed, Missing):
+            session.results(';\n'.join(getattr(self._adapter.sql, f'may_{each}') for each in purposes))
+            return []
+        for right, sql in chain.from_iterable(map(self.trials, purposes)):
+            try:
+                session.results(sql)
+            except NotAllowed:
+                missing.append(right)
+            except Missing:
+                pass
+        return list(dict.fromkeys(missing))
+
+    def trials(self, purpose: str) -> list[tuple[Right, str]]:
+        """Return statements that need what a purpose does, and change nothing, each with its right.
+
+        Nothing tells a user all that it may do, where rights come with roles.
+        """
+        columns = {name: found[1] for name, text in self._adapter.raw_schema().items()
+                   if (found := _TABLE.search(text))}
+        return [(right, _TRIALS[right.privilege].format(table=table, column=columns.get(table)))
+                for right in self.needed(purpose)
+                for table in ([right.name] if right.name else columns if right.privilege == 'SELECT' else [''])]
 
 
 def _tags(keep_history: bool, product: str = '') -> tuple[str, ...]:
@@ -130,84 +285,6 @@ def up_to(purpose: str) -> tuple[str, ...]:
     return PURPOSES[:PURPOSES.index(purpose) + 1]
 
 
-def refuse(adapter: Adapter, session: Session, purpose: str) -> None:
-    """NotAllowed: the user lacks rights for a purpose; it says which, in one sentence."""
-    missing = adapter.missing_rights(session, purpose)
-    if missing:
-        raise NotAllowed(_sentence(adapter, session, purpose, missing))
-
-
-def not_usable(adapter: Adapter, session: Session, error: StorageError) -> ConfigurationError:
-    """Return the error that says why a database cannot be used: of a right that is missing, or of something else."""
-    if not isinstance(error, NotAllowed):
-        return ConfigurationError(f'{adapter} cannot be used: {error}.')
-    session.rollback()
-    missing = 'object_state' in adapter.columns(session) and adapter.missing_rights(session, adapter.purpose)
-    if missing:
-        return NotAllowed(_sentence(adapter, session, adapter.purpose, missing))
-    return NotAllowed(f'{adapter} lacks what relstore needs, and the user {adapter.user(session)} may not make it: '
-                      f'{error}; connect once as one who has the rights ({_HOW % adapter.name}).')
-
-
-def _sentence(adapter: Adapter, session: Session, purpose: str, missing: list[Right]) -> str:
-    what = {READ: 'read', RUN: 'written', PACK: 'packed'}[purpose]
-    told = ', '.join(map(str, missing[:TOLD])) + (f' and {len(missing) - TOLD} more' if len(missing) > TOLD else '')
-    otherwise = ', or set read-only true' if purpose == RUN else ''
-    return (f'{adapter} cannot be {what} by the user {adapter.user(session)}, who lacks these rights: {told}; grant '
-            f'them ({_HOW % adapter.name}){otherwise}.')
-
-
-# Trying, on MySQL and MariaDB: nothing tells a user all that it may do, where rights come with roles --------------
-
-_TRIALS = {
-    'SELECT': 'SELECT 1 FROM {table} WHERE FALSE',
-    'INSERT': 'INSERT INTO {table} SELECT * FROM {table} WHERE FALSE',
-    'UPDATE': 'UPDATE {table} SET {column} = {column} WHERE FALSE',
-    'DELETE': 'DELETE FROM {table} WHERE FALSE',
-    'CREATE TEMPORARY TABLES': (
-        'CREATE TEMPORARY TABLE relstore_trial (one INTEGER NOT NULL PRIMARY KEY) ENGINE=InnoDB;\n'
-        'DROP TEMPORARY TABLE relstore_trial')}
-_TABLE = re.compile(r'CREATE TABLE IF NOT EXISTS \S+ \(\s*(\w+)')
-
-
-def trials(needed: Iterable[Right], schema: Mapping[str, str]) -> list[tuple[Right, str]]:
-    """Return statements that need these rights, and change nothing, each with its right."""
-    columns = {name: found[1] for name, text in schema.items() if (found := _TABLE.search(text))}
-    return [(right, _TRIALS[right.privilege].format(table=table, column=columns.get(table)))
-            for right in needed
-            for table in ([right.name] if right.name else columns if right.privilege == 'SELECT' else [''])]
-
-
-# The text of GRANTs ----------------------------------------------------------------------------------------------
-
-def grants_on_postgresql(rights: Mapping[str, Iterable[Right]], database: str, schema: str, user: str,
-                         owner: str) -> str:
-    """Return GRANT statements. rights: by purpose, what it needs besides; owner: who makes the tables.
-
-    Of functions, all: they are relstore's, and a new version has others.
-    """
-    def statements(purpose: str) -> Iterator[str]:
-        who = owner if purpose == CREATE else user
-        for kind, privileges, names in _grouped(rights[purpose]):
-            whole = {'DATABASE': f'DATABASE {database}', 'SCHEMA': f'SCHEMA {schema}',
-                     'FUNCTION': f'ALL FUNCTIONS IN SCHEMA {schema}'}.get(kind)
-            if kind != 'FUNCTION' or purpose == READ:
-                kind_told = 'SEQUENCE ' if kind == 'SEQUENCE' else ''
-                yield (f'GRANT {privileges} ON {whole}' if whole else
-                       f'GRANT {privileges} ON {kind_told}{", ".join(f"{schema}.{name}" for name in names)}'
-                       ) + f' TO {who};'
-    return _text(statements)
-
-
-def grants_on_mysql(rights: Mapping[str, Iterable[Right]], database: str, user: str, owner: str) -> str:
-    """Likewise. The tables have to be there."""
-    def statements(purpose: str) -> Iterator[str]:
-        who = owner if purpose == CREATE else user
-        for _, privileges, names in _grouped(rights[purpose]):
-            yield from (f'GRANT {privileges} ON {database}.{name or "*"} TO {who};' for name in names)
-    return _text(statements)
-
-
 def _grouped(rights: Iterable[Right]) -> Iterator[tuple[str, str, list[str]]]:
     """Yield (kind, privileges, names of the objects that are to have just these)."""
     objects: dict[tuple[str, str], list[str]] = {}
@@ -228,3 +305,8 @@ def _text(statements: Callable[[str], Iterable[str]]) -> str:
 
 def _wrapped(text: str, indent: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def quoted(name: str) -> str:
+    """Return a name as PostgreSQL's SQL has it."""
+    return name if re.fullmatch('[a-z_][a-z_0-9]*', name) else '"' + name.replace('"', '""') + '"'

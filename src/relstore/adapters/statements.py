@@ -1,29 +1,53 @@
 """Loads the SQL: a common file, and one overlay per database with what differs.
 
-A file is a list of statements, each headed by a line `-- name: load_before`, or `-- name: load_before [hp]`
-where it holds in one history mode only (hp: history-preserving, hf: history-free). In the text `?` is a
-parameter, and a word in braces a table of relstore's (or a macro of the adapter's): `{object_state}` becomes
-`object_state`, or `zodb.object_state` where a schema is configured.
+A file is a list of statements, each headed by a line `-- name: load_before (oid, tid)`: its signature says in which
+order the values of its parameters are given, and in the text `$oid` is one. With `[hp]` or `[hf]` at its end it holds
+in one history mode only (hp: history-preserving, hf: history-free). What replaces a statement of another file takes
+the same values, so what a caller gives means the same in each database; it may leave some of them unused.
+
+A word in braces is a table of relstore's, or a macro: `{object_state}` becomes `object_state`, or `zodb.object_state`
+where a schema is configured. A macro is headed by a line `-- macro: limit`, and an overlay replaces it too. Others
+have their values from the adapter, because they depend on the server or on an option, and from numbers.py.
 """
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from importlib.resources import files
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-_HEAD = re.compile(r'^-- name: (\S+?)(?: \[(hp|hf)\])?$', re.MULTILINE)
+from relstore.adapters.numbers import MACROS
+from relstore.sessions.statement import PARAMETER, Statement
+
+# A signature may go on in lines that follow.
+_HEAD = re.compile(r'^-- (name|macro): (\S+?)(?: \(([^()]*)\))?(?: \[(hp|hf)\])?$', re.MULTILINE)
 _COMMENT = re.compile(r'^--.*\n?', re.MULTILINE)
 
 
+@dataclass(frozen=True)
+class Section:
+    parameters: tuple[str, ...]
+    text: str
+
+
+def read(filename: str, keep_history: bool) -> dict[str, str]:
+    """Return the texts of one file that hold in this history mode by name, in the file's order."""
+    return {name: section.text for name, section in sections(filename, keep_history).items()}
+
+
 @cache
-def read(filename: str, keep_history: bool) -> Mapping[str, str]:
-    """Return the statements of one file that hold in this history mode: name -> text, in the file's order."""
+def sections(filename: str, keep_history: bool, kind: str = 'name') -> Mapping[str, Section]:
+    """Return the sections of one file that hold in this history mode by name, in the file's order.
+
+    kind: 'name' for statements, or 'macro'.
+    """
     _, *parts = _HEAD.split(_text(filename))
     mode = 'hp' if keep_history else 'hf'
     return MappingProxyType({
-        name: _COMMENT.sub('', body).strip()
-        for name, tag, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True) if tag in (None, mode)})
+        name: Section(tuple(re.findall(r'\w+', signature or '')), _COMMENT.sub('', body).strip())
+        for found, name, signature, tag, body in zip(*(parts[n::5] for n in range(5)), strict=True)
+        if found == kind and tag in (None, mode)})
 
 
 @cache
@@ -33,34 +57,60 @@ def _text(filename: str) -> str:
 
 
 class Statements:
-    """`sql.load_before` is the final text for this database, history mode and driver."""
+    """`sql.load_before` is the Statement for this database, history mode and driver."""
 
-    def __init__(self, *filenames: str, keep_history: bool, macros: Mapping[str, str], placeholder: str):
-        self._texts: dict[str, str] = {}
+    def __init__(self, *filenames: str, keep_history: bool, macros: 'Tables', placeholder: str):
+        self._macros = macros
+        macros.learn({name: macro.text for filename in filenames
+                      for name, macro in sections(filename, keep_history, 'macro').items()})
+        self._found: dict[str, Section] = {}
         for filename in filenames:
-            for name, body in read(filename, keep_history).items():
-                self._texts[name] = body.format_map(macros)
-        # A percent sign would be taken for a parameter by the drivers that use it as their placeholder.
-        for name, body in self._texts.items():
-            text = body if placeholder == '?' else body.replace('%', '%%').replace('?', placeholder)
-            setattr(self, name, text)
+            for name, section in sections(filename, keep_history).items():
+                earlier = self._found.get(name)
+                self._found[name] = Section(section.parameters, section.text.format_map(macros).strip())
+                _check(name, self._found[name], earlier)
+        for name, section in self._found.items():
+            setattr(self, name, _statement(section.text, section.parameters, placeholder))
+
+    def expanded(self, texts: Mapping[str, str]) -> dict[str, str]:
+        """Return other texts, of DDL, as they are for this database."""
+        return {name: text.format_map(self._macros) for name, text in texts.items()}
 
     if TYPE_CHECKING:
-        def __getattr__(self, name: str) -> str: ...
+        def __getattr__(self, name: str) -> Statement: ...
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        """Yield (name, text with ? for each parameter) of every statement that will ever be sent."""
-        return iter(self._texts.items())
+        """Yield (name, text with $name for each parameter) of every statement that will ever be sent."""
+        return ((name, section.text) for name, section in self._found.items())
+
+
+# Made once: to make a hundred takes a millisecond, whenever a database is opened.
+_statement = lru_cache(1000)(Statement)
+
+
+def _check(name: str, section: Section, replaced: Section | None) -> None:
+    """ValueError: the signature of a statement is not what its text has, or not that of the one it replaces."""
+    used, given = set(PARAMETER.findall(section.text)), set(section.parameters)
+    if used - given or (replaced is None and given - used):
+        raise ValueError(f'The statement {name} has {sorted(used)}, and its signature says {sorted(given)}.')
+    if replaced is not None and replaced.parameters != section.parameters:
+        raise ValueError(f'The statement {name} takes {section.parameters} in one file and {replaced.parameters} in '
+                         'another.')
 
 
 class Tables(dict[str, str]):
     """Macros; a word without one is a table, qualified by `prefix` and quoted if it is a reserved word."""
 
     def __init__(self, prefix: str = '', reserved: frozenset[str] = frozenset(), **macros: str):
-        self._prefix, self._reserved = prefix, reserved
+        self._prefix, self._reserved, self._texts = prefix, reserved, MACROS | macros
         super().__init__()
-        for name, text in macros.items():
-            self[name] = text.format_map(self)
+
+    def learn(self, macros: Mapping[str, str]) -> None:
+        """Add the macros of the SQL files: what the adapter has said holds."""
+        self._texts = {**macros, **self._texts}
 
     def __missing__(self, name: str) -> str:
+        if name in self._texts:
+            self[name] = self._texts[name].format_map(self)
+            return self[name]
         return self._prefix + (f'"{name}"' if name in self._reserved else name)

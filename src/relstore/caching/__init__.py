@@ -1,1 +1,1 @@
-"""Caching: what a process keeps of the database, what processes share of it, and how long either may serve."""
+"""Caching: what a process keeps of the database, what processes share, and how long either may be used."""

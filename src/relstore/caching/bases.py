@@ -1,13 +1,13 @@
-"""Bases: revisions that were overwritten, one of which an open view may have read and be changing now.
+"""Bases: overwritten revisions that an open view may have read, and may be changing now.
 
-A history-free database has them no longer, and without what a change is based on its conflict cannot be resolved. What
-is kept here are facts of the past, the state that a transaction gave an object, so nothing can be wrong; the question
-is only how long it is of use. A revision is as long as a view stands at its tid or later, and before that of the next
-one: ZODB keeps what it has loaded, in whichever transaction, until a poll tells that it changed.
+A history-free database no longer has them, and a conflict cannot be resolved without the state that the change is based
+on. The states kept here are facts of the past, what a transaction gave an object, so they cannot be wrong; the question
+is only how long they are useful. A revision is useful while a view stands at its tid or later, but before the tid of
+the next one: ZODB keeps what it has loaded, across transactions, until a poll reports that it changed.
 
-A view that begins says that it stands at the cache's head or anywhere above, before it asks where; so nothing is missed
-that is overwritten meanwhile. What two newer revisions had overwritten in the cache before that, it will not see: both
-are committed, and its answer is of after that.
+A new view registers as standing at the cache's head or anywhere above before it asks where, so that it misses nothing
+that is overwritten meanwhile. It cannot see what two newer revisions had replaced in the cache before that: both were
+committed before its answer.
 """
 from bisect import bisect_left
 from collections import OrderedDict
@@ -20,22 +20,22 @@ ANYWHERE = 1 << 63      # above every tid
 
 
 class Base(NamedTuple):
-    """`tid` gave the object this state, and `before`, as far as is known, the next one."""
+    """The state that `tid` gave an object, and `before`: the tid of the next one, as far as known."""
     tid: int
     before: int
     state: bytes
 
 
-# What a base takes beside its state: itself with the collector's header, both tids, the head of the state, and a place
-# in a tuple. And an object: its oid, the tuple, two places in dictionaries and one in the order.
+# Memory of a base besides its state: itself with the collector's header, both tids, the header of the state, a slot in
+# a tuple. And of an object: its oid, the tuple, two dictionary slots and one in the order.
 BASE_BYTES = 80 + 2 * 32 + 33 + 8
 OBJECT_BYTES = 32 + 56 + 160
 
 
 class Standing:
-    """Where a view stands: `between` the lowest and the highest tid, both the same once it is known; None: nowhere.
+    """Where a view stands: `between` is (lowest, highest) tid, both the same once that is known; None: nowhere.
 
-    It is replaced as a whole, without a lock.
+    `between` is replaced as a whole, without a lock.
     """
     __slots__ = ('between', '__weakref__')
 
@@ -44,10 +44,10 @@ class Standing:
 
 
 class Bases:
-    """Such revisions, in `limit` bytes. Whoever calls holds the cache's lock.
+    """Overwritten revisions, within `limit` bytes. The caller holds the cache's lock.
 
-    There are not more of an object than tids at which views stand. Where the limit is reached, those of the objects go
-    that were not overwritten for the longest time: what views that idle might need, rather than what is changed a lot.
+    An object has at most one for each tid that views stand at. At the limit, the objects that were overwritten longest
+    ago go first: only idle views might need those, and objects that change often stay.
     """
 
     def __init__(self, limit: int):
@@ -57,7 +57,7 @@ class Bases:
         self._kept: OrderedDict[int, tuple[Base, ...]] = OrderedDict()
 
     def add(self, view: Standing) -> None:
-        """Keep what this view may need, as long as it lives."""
+        """Keep what this view may need, for as long as it lives."""
         self._views.add(view)
 
     def get(self, oid: int, tid: int) -> bytes | None:
@@ -68,7 +68,7 @@ class Bases:
         return None
 
     def keep(self, overwritten: Iterable[tuple[int, Base]]) -> None:
-        """Keep those of (oid, revision) that a view may need; forget others that none needs, or that are too many."""
+        """Keep each (oid, revision) that a view may need; forget others that none needs, or beyond the limit."""
         is_needed = self._is_needed()
         for oid, base in overwritten:
             if is_needed(base):
@@ -78,7 +78,7 @@ class Bases:
     def prune(self) -> None:
         """Forget all that no view needs."""
         is_needed = self._is_needed()
-        for oid, bases in list(self._kept.items()):     # each in its turn: the order stays
+        for oid, bases in list(self._kept.items()):     # in turn, so that the order stays
             self._set(oid, filter(is_needed, bases))
 
     def clear(self) -> None:
@@ -99,7 +99,7 @@ class Bases:
         return is_needed
 
     def _set(self, oid: int, bases: Iterable[Base]) -> None:
-        """Keep these of an object, as the last of all that goes."""
+        """Set the bases of an object, and make it the last to go."""
         new = tuple(bases)
         self.bytes += _size(new) - _size(self._kept.pop(oid, ()))
         if new:
@@ -118,7 +118,7 @@ def _size(bases: tuple[Base, ...]) -> int:
 
 
 def _in_order(bases: tuple[Base, ...]) -> list[Base]:
-    """Return them from the oldest on, each once, and each before the next one."""
+    """Return them oldest first, without duplicates, each with its `before` lowered to the next one's tid."""
     ordered = [*{base.tid: base for base in sorted(bases, reverse=True)}.values()][::-1]
     for place, (base, following) in enumerate(pairwise(ordered)):
         ordered[place] = base._replace(before=min(base.before, following.tid))

@@ -1,17 +1,16 @@
-"""Cache: the revisions that a process has seen, and the log of what changed; shared by all its views.
+"""Cache: the revisions that a process has seen, and a log of what changed; shared by all its views.
 
-A cached revision knows for which views it is right: it is the newest one for every view in [tid, valid_to].
-An object has at most two, newest first.  The log says which objects changed in the window (floor, head].
+A cached revision knows which views it is right for: it is the newest one for every view in [tid, valid_to].
+At most two are kept of an object, newest first.  The log says which objects changed in (floor, head].
 
-Readers take no lock.  What they may meet while a writer works is harmless, because
+Readers take no lock.  Whatever they see while a writer works is harmless, because
 
-* tid and state of a Revision never change, and it is complete before the dictionary names it;
-* valid_to is one reference, and each value that it ever has is true for the views that stand at that time:
-  it is lowered before `head` moves, and no view stands at a tid before the poll that told it was entered;
+* a Revision's tid and state never change, and it is complete before the dictionary refers to it;
+* valid_to is one reference, and every value it takes is true for the views that exist at that time:
+  it is lowered before `head` moves, and no view stands at a tid before the poll that reported it was entered;
+* a revision is added to the older ones before a newer one replaces it.
 
-* a revision that is replaced is among the older ones before the newer one takes its place.
-
-So a find() that overtakes or is overtaken by an advance() answers for `at`, which is what was asked.
+So a find() that races an advance() still answers for `at`, as asked.
 """
 import sys
 from collections import deque
@@ -21,7 +20,7 @@ from threading import Lock
 
 from relstore.caching.bases import Base, Bases, Standing
 
-# valid_to of a revision that nothing newer is known of; above every tid.
+# valid_to of a revision that is the newest known; above every tid.
 OPEN = 1 << 63
 
 
@@ -34,54 +33,54 @@ class Revision:
         self.tid = tid
         self.valid_to = valid_to
         self.state = state
-        self.used = False           # hit since the hand of the clock passed? (of the newest only)
+        self.used = False           # hit since the clock's hand last passed? (newest revision only)
 
 
 def memory_of(thing: object) -> int:
-    """Return the bytes that an object takes of Python's memory, which is given out 16 at a time."""
+    """Return the bytes that Python allocates for an object: a multiple of 16."""
     return (sys.getsizeof(thing) + 15) & ~15
 
 
-# What a cached revision takes beside its state: itself, and its tid.
+# Memory of a cached revision besides its state: itself and its tid.
 REVISION_BYTES = memory_of(Revision(0, 0, b'')) + memory_of(1 << 62)
-# And an object: its oid, a slot in a dictionary between one and two thirds full, a place before the clock's hand.
+# And of an object: its oid, a slot in a dictionary that is one to two thirds full, an entry in the clock.
 OBJECT_BYTES = memory_of(1 << 31) + 48 + 8
 
-# How many used objects the hand spares before it takes one all the same: no writer holds the lock long.
+# How many used objects the hand spares before it evicts one anyway, so that no writer holds the lock for long.
 PATIENCE = 100
-# Which part of the budget may be bases of changes, see Bases. They have their own: a cache that is in use is full.
+# The share of the budget reserved for bases of changes (see Bases), because a cache in use is always full.
 BASES = 1 / 8
 
 
-_EMPTY_STATE = sys.getsizeof(b'')
+_EMPTY_STATE_BYTES = sys.getsizeof(b'')
 
 
 def _size(state: bytes) -> int:
-    """As memory_of(state), without asking: a commit of many objects does this for each."""
-    return REVISION_BYTES + ((len(state) + _EMPTY_STATE + 15) & ~15)
+    """Return the memory of a revision, without sys.getsizeof(): a large commit does this for each object."""
+    return REVISION_BYTES + ((len(state) + _EMPTY_STATE_BYTES + 15) & ~15)
 
 
 class Cache:
     """States by oid and view, within a budget of `limit` bytes; all tids and oids are 64-bit ints.
 
-    States longer than `object_max` bytes are not kept.  With limit 0 nothing is, but the log works.
+    States longer than `object_max` bytes are not kept.  With limit 0 no state is, but the log still works.
     The log has at most `log_limit` objects (about 140 bytes each, not part of the budget).
-    keep_bases: whether revision() is to find what views may have read that are in use, though it was overwritten.
+    keep_bases: whether revision() also finds overwritten states that an open view may have read.
 
     A view moves in this order: read `generation`, then `head`; ask the database what changed since that head;
-    advance() or jump(); take the new `at`, which is `head` as it is now, or the own answer's `new` where the
+    advance() or jump(); take the new `at`, which is the current `head`, or `new` of the view's own answer if its
     SQL snapshot stands there; and only then invalidations(), which may report too much if others polled
     meanwhile, never too little.
 
-    Whoever passes `generation` is safe from an epoch that changed meanwhile: what it brings is ignored, and
+    A caller that passes `generation` is safe from an epoch that changed meanwhile: what it brings is ignored, and
     it is told that everything may have changed.  A view of another generation has to poll again.
     """
 
     def __init__(self, limit: int, object_max: int, log_limit: int = 100_000, keep_bases: bool = False):
         self.limit = limit
-        # Which states are not kept? Nobody asks of those that this process commits.
+        # Which states are not kept? Not asked for states that this process commits.
         self.unwanted: Callable[[bytes], bool] | None = None
-        # The longest state that is kept; none is longer than what a whole empty cache could hold.
+        # The longest state that is kept; never more than an empty cache could hold.
         self.object_max = min(object_max, limit - OBJECT_BYTES - _size(b''))
         self.log_limit = log_limit
         self.head = 0               # the newest polled tid
@@ -89,15 +88,15 @@ class Cache:
         self.generation = 0         # how often restart() was called
         self._lock = Lock()         # for writers
         self._entries: dict[int, Revision] = {}     # the newest
-        self._older: dict[int, Revision] = {}       # the one before it, of few objects
+        self._older: dict[int, Revision] = {}       # the one before, for few objects
         self._changed: dict[int, int] = {}      # oid -> newest tid in (floor, head]; in the order of tids
-        self._clock: deque[int] = deque()       # oids that the hand has yet to pass in this round
+        self._clock: deque[int] = deque()       # oids that the hand has not passed yet in this round
         self._bases = Bases(int(limit * BASES)) if keep_bases else None
-        self._overwritten: list[tuple[int, Base]] = []      # what may be one
+        self._overwritten: list[tuple[int, Base]] = []      # candidates for bases
         self._bytes = 0
-        self._last_tid = 0          # of the last revision that came: neighbours often share it, and then its memory
+        self._last_tid = 0          # of the last revision added: the next often has the same, and shares the int
         self._evictions = 0
-        # Counted without a lock: threads may lose a count to each other, and nobody waits.
+        # Counted without a lock: a count may be lost between threads.
         self._hits = self._misses = 0
 
     # Reading
@@ -119,7 +118,7 @@ class Cache:
 
     def revision(self, oid: int, tid: int) -> bytes | None:
         """Return the state that the transaction `tid` gave the object, or None if it is not cached."""
-        with self._lock:        # else it may be on its way from one place to another
+        with self._lock:        # otherwise it might be moving from one place to another
             if self._overwritten and self._bases is not None:
                 self._keep_bases(self._bases)
             for revision in (self._entries.get(oid), self._older.get(oid)):
@@ -128,7 +127,7 @@ class Cache:
             return None if self._bases is None else self._bases.get(oid, tid)
 
     def holds(self, oid: int, at: int) -> bool:
-        """Whether find() would find it. This is no use of it, and not counted."""
+        """Whether find() would find it. Neither counted nor marked as used."""
         revision = self._entries.get(oid)
         if revision is None:
             return False        # there is no older one either
@@ -137,11 +136,11 @@ class Cache:
         return revision is not None and revision.tid <= at <= revision.valid_to
 
     def knows(self, oid: int, tid: int) -> bool:
-        """Whether the transaction `tid` is known to have changed the object. False where that is forgotten."""
+        """Whether the transaction `tid` is known to have changed the object. False if that is forgotten."""
         return self._changed.get(oid) == tid or self.revision(oid, tid) is not None
 
     def was_used(self, oid: int) -> bool:
-        """Whether it was hit lately. False for what is not cached."""
+        """Whether the object was hit lately. False if it is not cached."""
         revision = self._entries.get(oid)
         return revision is not None and revision.used
 
@@ -159,13 +158,13 @@ class Cache:
     # Bases
 
     def add_view(self, view: Standing) -> None:
-        """Keep the bases of what this view may change, as long as it lives."""
+        """Keep the bases of what this view may change, for as long as it lives."""
         if self._bases is not None:
             with self._lock:
                 self._bases.add(view)
 
     def _overwrite(self, oid: int, revision: Revision, before: int) -> None:
-        """Note that a revision is dropped because `before` is newer."""
+        """Note that a revision is dropped because the newer `before` replaced it."""
         if self._bases is not None:
             self._overwritten.append((oid, Base(revision.tid, before, revision.state)))
 
@@ -182,7 +181,7 @@ class Cache:
         if len(state) > self.object_max or (self.unwanted is not None and self.unwanted(state)):
             return
         with self._lock:
-            if self._outdated(generation):
+            if generation is not None and generation != self.generation:    # as _outdated, without a call
                 return
             if tid == self._last_tid:
                 tid = self._last_tid
@@ -194,15 +193,15 @@ class Cache:
                 self._evict()
 
     def committed(self, tid: int, rows: Iterable[tuple[int, bytes]], generation: int | None = None) -> None:
-        """Keep what this process committed: (oid, state).  `head` stays: other commits may lie between."""
+        """Keep what this process committed: (oid, state).  `head` does not move: other commits may lie between."""
         with self._lock:
-            if self._outdated(generation):
+            if generation is not None and generation != self.generation:    # as _outdated, without a call
                 return
             self._last_tid = tid
             largest, covered, changed = self.object_max, tid >= self.floor, self._changed.get
             for oid, state in rows:
                 if len(state) <= largest:
-                    # As _valid_to says, without a call: there may be many.
+                    # _valid_to inlined: there may be many.
                     self._add(oid, tid, state, OPEN if covered and changed(oid, 0) <= tid else tid)
                     if self._bytes > self.limit:
                         self._evict()
@@ -214,14 +213,14 @@ class Cache:
     def fill(self, rows: Iterable[tuple[int, int, bytes]], at: int, generation: int | None = None) -> bool:
         """Keep what was saved: (oid, tid, state) current at `at`, the most useful first.
 
-        Of objects that nothing is known of, and as far as there is room: nothing is evicted for it. When room is
-        needed later, what came last goes first, before all that was put. Return whether more would be of use.
+        Only objects that are not cached yet, and only while there is room: nothing is evicted for them. When room is
+        needed later, the last of them are evicted first, before anything that was put. Return whether to send more.
         """
         with self._lock:
             if self._outdated(generation) or at < self.floor:
                 return False
             for oid, tid, state in rows:
-                # What is current has the tid of the newest change, if that is in the log.
+                # A current state has the tid of the newest change, if that is in the log.
                 if oid in self._entries or len(state) > self.object_max or self._changed.get(oid, tid) != tid:
                     continue
                 if self._bytes + OBJECT_BYTES + _size(state) > self.limit:
@@ -233,7 +232,7 @@ class Cache:
             return True
 
     def _valid_to(self, oid: int, at: int) -> int:
-        """Return up to which view the newest revision at `at` is right."""
+        """Return the last tid at which the revision that is current at `at` is known to be right."""
         unchanged = self._changed.get(oid, 0) <= at
         covered = at >= self.floor
         return OPEN if unchanged and covered else at
@@ -268,7 +267,8 @@ class Cache:
         older = self._older.get(oid)
         if older is not None:
             self._bytes -= _size(older.state)
-            self._overwrite(oid, older, revision.tid)
+            if self._bases is not None:
+                self._overwrite(oid, older, revision.tid)
         self._older[oid] = revision
 
     def _evict(self) -> None:
@@ -280,7 +280,7 @@ class Cache:
             oid = self._clock.popleft()
             newest = self._entries[oid]
             if oid in self._older:
-                # It goes first: views that need it do not live long.
+                # The older one goes first: views that need it do not live long.
                 older = self._older.pop(oid)
                 self._bytes -= _size(older.state)
                 self._overwrite(oid, older, newest.tid)
@@ -306,26 +306,26 @@ class Cache:
     ) -> None:
         """Enter a poll's complete answer: (oid, newest tid) of every object that changed in (old, new].
 
-        Earlier tids of the same object make no difference.
+        Earlier tids of the same object do no harm.
         """
         with self._lock:
             if self._outdated(generation) or new <= self.head:
                 return
-            if old > self.head:     # there is a gap between the log and this answer
+            if old > self.head:     # a gap between the log and this answer
                 self._jump(new)
                 return
-            # Up to head the log is complete: only what lies above is news, which also keeps it in tid order.
+            # The log is complete up to head: only what lies above is new. That also keeps the log in tid order.
             for tid, oid in sorted((tid, oid) for oid, tid in changes if self.head < tid <= new):
                 self._changed.pop(oid, None)
                 self._changed[oid] = tid
                 self._expire(oid, tid)
-            self.head = new         # last: a reader of head may stand there at once
+            self.head = new         # last: a view may stand there as soon as it reads it
             if len(self._changed) > self.log_limit:
                 middle = next(islice(reversed(self._changed.values()), self.log_limit // 2, None))
                 self._trim(middle)
 
     def jump(self, new: int, generation: int | None = None) -> None:
-        """Enter a poll's answer that is too long to be listed: anything may have changed up to `new`."""
+        """Enter a poll whose answer is too long to list: anything may have changed up to `new`."""
         with self._lock:
             if not self._outdated(generation) and new > self.head:
                 self._jump(new)
@@ -338,20 +338,20 @@ class Cache:
         self.head = new
 
     def _expire(self, oid: int, tid: int) -> None:
-        """End what is older than the object's change at `tid`.
+        """Limit the validity of revisions older than the object's change at `tid`.
 
-        It was right up to head, because the log is complete up to there.  It need not be right up to tid - 1:
-        tid is only the newest change, and a view at its own answer may stand between it and an earlier one.
-        For the same reason the older revision ends too, though an own commit may have bounded it already.
+        They were right up to head, because the log is complete up to there, but not necessarily up to tid - 1:
+        tid is only the newest change, and a view may stand between it and an earlier one, at its own answer.
+        So the older revision is limited too, even if a commit of this process has already done that.
         """
         for revision in (self._entries.get(oid), self._older.get(oid)):
             if revision is not None and revision.tid < tid:
                 if revision.valid_to > self.head:
                     revision.valid_to = self.head
-                revision.used = False   # no new view needs it: the clock may take it
+                revision.used = False   # no new view needs it, so it may be evicted
 
     def trim(self, floor: int) -> None:
-        """Forget what changed up to `floor`.  Happens by itself when the log has reached its limit."""
+        """Forget what changed up to `floor`.  Done automatically when the log exceeds its limit."""
         with self._lock:
             self._trim(floor)
 
@@ -360,9 +360,9 @@ class Cache:
         self._changed = {oid: tid for oid, tid in self._changed.items() if tid > self.floor}
 
     def invalidations(self, old: int, own: int | None, generation: int | None = None) -> list[int] | None:
-        """Return the oids that changed for a view which stood at `old`; None if everything may have.
+        """Return the oids that changed for a view that stood at `old`; None if anything may have changed.
 
-        `own` is the tid of the view's own commit since then, whose states it has.
+        own: the tid of the view's own commit since then; the view has its states.
         """
         with self._lock:
             if self._outdated(generation) or old < self.floor:
@@ -389,9 +389,9 @@ class Cache:
             return tid if tid > since else 0
 
     def newest_changes(self, size: int, after: int = 0) -> tuple[int, int, list[tuple[int, int]]]:
-        """Return (head, floor, [(oid, tid)]): up to `size` objects that changed last, after a tid, newest first.
+        """Return (head, floor, [(oid, tid)]): the last `size` objects that changed after a tid, newest first.
 
-        These are all that have changed after that floor.
+        They are all that have changed after that floor.
         """
         with self._lock:
             later = takewhile(lambda change: change[1] > after, reversed(self._changed.items()))
@@ -400,12 +400,12 @@ class Cache:
             return self.head, floor, newest
 
     def current(self, generation: int | None = None) -> tuple[int, list[tuple[int, int, bytes]]]:
-        """Return (head, [(oid, tid, state)] of the cached revisions that are right there), those in use first."""
+        """Return (head, [(oid, tid, state)] of the cached revisions that are right at head), those in use first."""
         with self._lock:
             head = self.head
             entries = {} if self._outdated(generation) else self._entries.copy()
-        # Without the lock, for there may be many: whatever valid_to becomes is true, and at least this head where
-        # the revision is right there.
+        # Without the lock, for there may be many: every value of valid_to is true, and not below this head if the
+        # revision is right there.
         used: list[tuple[int, int, bytes]] = []
         unused: list[tuple[int, int, bytes]] = []
         for oid, newest in entries.items():
@@ -414,7 +414,7 @@ class Cache:
         return head, used + unused
 
     def clear(self) -> None:
-        """Forget every state. What is known of changes stays; ZODB's own tests call this on `storage._cache`."""
+        """Forget every state, but not the log. ZODB's own tests call this on `storage._cache`."""
         with self._lock:
             self._forget()
 
@@ -425,13 +425,13 @@ class Cache:
             self._changed = {}
             self.floor = head
             self.head = head
-            # Last, so that who reads it before head never has the new generation with the old head.
+            # Last, so that a reader, who reads it before head, never sees the new generation with the old head.
             self.generation += 1
 
     def remove(self, oids: Iterable[int] | None) -> None:
-        """Forget objects that were packed away (None: all), and what is not current; begin a new generation.
+        """Forget objects that were packed away (None: all), and every older revision; begin a new generation.
 
-        No view of this one may bring them back.
+        No view of the previous generation can bring them back.
         """
         with self._lock:
             if oids is None:
@@ -466,5 +466,5 @@ class Cache:
         self._bytes = 0
 
     def _outdated(self, generation: int | None) -> bool:
-        """Was this learnt before restart()?  Numbers alone cannot tell: a lost tid may be given again."""
+        """Was this learned before restart()?  Tids alone cannot tell: a lost tid may be used again."""
         return generation is not None and generation != self.generation

@@ -1,6 +1,6 @@
-"""Memcached: the client of the servers that the processes of a site share.
+"""Memcached: the client for the servers that the processes of a site share.
 
-Everything here may fail at any time, and then it is as if there were nothing: whoever asks goes to the database.
+Everything here may fail at any time. A failure counts as a miss: the caller goes to the database.
 """
 import logging
 import socket
@@ -19,22 +19,22 @@ from relstore.errors import ConfigurationError
 
 log = logging.getLogger('relstore')
 
-# Seconds that connecting may take, and an answer. What takes longer is a failure, even if it comes.
-TIMEOUT = 0.25
-# Bytes per second: what is sent and received may take that much longer, so that nobody fails because it was much.
-SLOWEST = 5_000_000
-# Seconds that answers may take on average: the database itself answers within a few milliseconds.
-SLOW = 0.02
-# How much the newest answer counts in that average, and as how many seconds at most: one hiccup is no failure.
-WEIGHT, HICCUP = 0.1, 0.1
-# Seconds that a server is left alone after a failure, and after many.
-PAUSE, LONGEST_PAUSE = 0.5, 30.0
+# Limit for connecting, and for an answer. Anything slower is a failure, even if it arrives.
+TIMEOUT_SECONDS = 0.25
+# Sending and receiving may take longer by this rate, so that a large value does not fail for its size.
+SLOWEST_BYTES_PER_SECOND = 5_000_000
+# Limit for the average answer: the database itself answers within a few milliseconds.
+SLOW_SECONDS = 0.02
+# The weight of the newest answer in that average, and the longest time it counts as: one hiccup is not a failure.
+WEIGHT, HICCUP_SECONDS = 0.1, 0.1
+# How long a server is left alone after a failure, and after many.
+PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 # Keys in one request.
 MOST_KEYS = 100
-# Connections that are kept for the next request.
+# Idle connections kept for later requests.
 MOST_IDLE = 16
-# Bytes of the largest value: memcached takes 1 MiB with the key and its own header, unless told otherwise (-I).
-LARGEST = 1_000_000
+# The largest value: memcached accepts 1 MiB including the key and its own header, unless told otherwise (-I).
+LARGEST_VALUE_BYTES = 1_000_000
 # Part of every key: another format has other keys.
 FORMAT = '1'
 
@@ -42,17 +42,17 @@ Result = TypeVar('Result')
 
 
 class Unreachable(Exception):
-    """The server did not do it, or did not say that it did: down, slow, talking nonsense, or left alone for a while."""
+    """The server did not do it, or did not confirm it: down, slow, sending garbage, or left alone for a while."""
 
 
 # Client libraries -------------------------------------------------------------------------------------------------
 
 
 class Socket(socket.socket):
-    """One whose timeout is for an answer as a whole, from sending the request on, not for each part of it."""
+    """A socket whose timeout covers the whole exchange, from sending the request, not each part of the answer."""
 
     def sendall(self, data: bytes) -> None:     # type: ignore[override]  # as the client libraries call it
-        patience = TIMEOUT + len(data) / SLOWEST
+        patience = TIMEOUT_SECONDS + len(data) / SLOWEST_BYTES_PER_SECOND
         self._deadline = time.monotonic() + patience
         self.settimeout(patience)
         super().sendall(data)
@@ -63,7 +63,7 @@ class Socket(socket.socket):
             raise TimeoutError('the answer drips')
         self.settimeout(left)
         data = super().recv(size)
-        self._deadline += len(data) / SLOWEST
+        self._deadline += len(data) / SLOWEST_BYTES_PER_SECOND
         return data
 
 
@@ -75,23 +75,23 @@ class Pymemcache:
     def __init__(self) -> None:
         import pymemcache
         sockets = SimpleNamespace(**vars(socket) | {'socket': Socket})
-        self._client = partial(pymemcache.Client, connect_timeout=TIMEOUT, timeout=TIMEOUT, no_delay=True,
-                               default_noreply=False, socket_module=sockets)
+        self._client = partial(pymemcache.Client, connect_timeout=TIMEOUT_SECONDS, timeout=TIMEOUT_SECONDS,
+                               no_delay=True, default_noreply=False, socket_module=sockets)
         self._refusal = pymemcache.MemcacheServerError
 
     def refused(self, error: Exception) -> bool:
-        """Whether the server is well, and would not store a value: it is too large for its settings, say."""
-        return type(error) is self._refusal     # a subclass of it tells of lost connections
+        """Whether the server works, but refused to store a value: one too large for its settings, say."""
+        return type(error) is self._refusal     # its subclass means a lost connection
 
     def connect(self, address: tuple[str, int] | str) -> Any:
         return self._client(address)
 
 
 class Pylibmc:
-    """Connections made by pylibmc, made to behave like those of pymemcache."""
-    # libmemcached 1.0.16: "double free or corruption" by a VALUE whose key has 300 characters, and by a hundred VALUEs
-    # for a few keys. 1.1 copies the key without looking at its length too, and no setting has to do with it:
-    # verify_keys is for keys that are sent. The binary protocol breaks by nearly every series of random answers.
+    """Connections made by pylibmc, adapted to behave like pymemcache's."""
+    # libmemcached 1.0.16: "double free or corruption" from a VALUE whose key has 300 characters, and from a hundred
+    # VALUEs for a few keys. 1.1 also copies the key without checking its length, and no setting prevents it:
+    # verify_keys is for keys that are sent. Nearly any random answer crashes the binary protocol.
     survives_garbage = False
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Pylibmc:
                 pylibmc.Client.get_multi, pylibmc.Client.set_multi, pylibmc.Client.disconnect_all)
 
             def deserialize(self, value: bytes, flags: int) -> bytes:
-                """Return the bytes as they are: whatever the flags say, nothing from there is unpickled."""
+                """Return the bytes unchanged: whatever the flags say, nothing is unpickled."""
                 return value
 
             def get(self, key: str) -> bytes | None:
@@ -114,7 +114,7 @@ class Pylibmc:
                 except pylibmc.NotFound:
                     return None
 
-        milliseconds = round(TIMEOUT * 1000)
+        milliseconds = round(TIMEOUT_SECONDS * 1000)
         self._client = partial(Client, behaviors={
             'tcp_nodelay': True, 'connect_timeout': milliseconds, '_poll_timeout': milliseconds,
             'send_timeout': milliseconds * 1000, 'receive_timeout': milliseconds * 1000})
@@ -130,16 +130,16 @@ class Pylibmc:
         return self._client([address])
 
 
-# The one to be preferred first: pylibmc reads faster, but does not survive everything.
+# The preferred one first: pylibmc reads faster, but does not survive everything.
 MODULES: dict[str, Callable[[], Pylibmc | Pymemcache]] = {'pymemcache': Pymemcache, 'pylibmc': Pylibmc}
-# RelStorage's names for cache-module-name. Who chose pylibmc there did not choose what it risks.
+# RelStorage's names for cache-module-name. Its pylibmc is not taken over: nobody chose that for the risk it has here.
 FORMER_MODULES: dict[str, str | None] = {
     'relstorage.pylibmc_wrapper': None, 'relstorage.memcache_wrapper': 'pymemcache', 'memcache': 'pymemcache',
     'auto': None}
 
 
 def _library(module: str | None) -> Pylibmc | Pymemcache:
-    """Return the client library of that name; with None the first of MODULES that can be imported."""
+    """Return the client library of that name; for None the first of MODULES that can be imported."""
     name = module if module is None else FORMER_MODULES.get(module, module)
     if name is not None and name not in MODULES:
         raise ConfigurationError(f'cache-module-name is {module!r}: allowed is {" or ".join(MODULES)}.')
@@ -152,7 +152,7 @@ def _library(module: str | None) -> Pylibmc | Pymemcache:
 
 
 def split_servers(text: str) -> list[str]:
-    """Return the servers that the option cache-servers names, between blanks or commas."""
+    """Return the servers that the option cache-servers names, separated by blanks or commas."""
     return text.replace(',', ' ').split()
 
 
@@ -171,12 +171,12 @@ def _address(server: str) -> tuple[str, int] | str:
 
 
 class Server:
-    """One memcached. Thread-safe; whatever fails raises Unreachable, and then the server is left alone for a while.
+    """One memcached. Thread-safe; any failure raises Unreachable, and then the server is left alone for a while.
 
-    So a server that is dead or hangs costs this process one timeout per pause. The first failure finds several
-    threads there, perhaps; when the pause is over one goes and sees, and the others still stay away.
+    So a server that is dead or hangs costs this process one timeout per pause. The first failure may catch several
+    threads; when the pause is over, one thread tries the server while the others still leave it alone.
 
-    One that answers, but is slow on average, is left alone too: a page asks it a hundred times. But see delete().
+    A server that answers, but slowly on average, is left alone too: a page asks it a hundred times. But see delete().
     """
 
     def __init__(self, name: str, library: Pylibmc | Pymemcache):
@@ -186,11 +186,11 @@ class Server:
         self._abandoned: list[deque[Any]] = []
         self._lock = Lock()
         self._closed = False
-        self._mean = 0.0            # seconds that answers took of late, about: threads take no lock
+        self._mean = 0.0            # seconds, the average of recent answers; approximate, for threads take no lock
         self._pause = 0.0           # seconds; 0 while it works
-        self._failed = 0.0          # when, on the monotonic clock, it was last found failing
-        self._resume = 0.0          # when somebody may try again
-        self._is_slow = False       # is it left alone although it answers?
+        self._failed = 0.0          # when it was last found failing, on the monotonic clock
+        self._resume = 0.0          # when a thread may try again
+        self._is_slow = False       # is it left alone only because it is slow?
 
     def get_many(self, keys: list[str]) -> dict[str, bytes]:
         return self._do(lambda connection: connection.get_many(keys),
@@ -207,36 +207,36 @@ class Server:
         self._do(lambda connection: connection.set(key, value))
 
     def add(self, key: str, value: bytes) -> bool:
-        """Store it unless there is something; return whether it was stored."""
+        """Store the value unless the key exists; return whether it was stored."""
         return self._do(lambda connection: connection.add(key, value))
 
     def incr(self, key: str, by: int, again: bool = True) -> int | None:
-        """Add `by` to the number there; return the sum, or None if there is nothing.
+        """Add `by` to the number there; return the sum, or None if the key does not exist.
 
-        `again`: may it happen twice, where it cannot be told whether the first time did?
+        again: may it be sent twice when it is unknown whether the first attempt succeeded?
         """
         return self._do(lambda connection: connection.incr(key, by), again)
 
     def delete(self, key: str, though_failing: bool = False) -> None:
-        """Delete it, also on a server that is left alone because it is slow, or for whatever reason.
+        """Delete the key, even on a server that is left alone for being slow; with though_failing, for any reason.
 
-        It takes two timeouts at most: to connect, and for the answer.
+        Takes two timeouts at most: one to connect, one for the answer.
         """
         self._do(lambda connection: connection.delete(key), cannot_wait=self._is_slow or though_failing)
 
     def close(self) -> None:
-        """Close the connections: those in use as soon as they come back."""
+        """Close the connections; those in use when they are returned."""
         self._closed = True
         self._drop_idle()
 
     def after_fork(self) -> None:
-        """Begin anew in a child process. The parent's connections are kept, so that nothing says goodbye on them."""
+        """Start afresh in a child process. The parent's connections are kept, so that nothing is sent on them."""
         self._abandoned.append(self._idle)
         self._idle, self._lock = deque(), Lock()
 
     def _do(self, act: Callable[[Any], Result], again: bool = True,
             volume: Callable[[Result], int] = lambda result: 0, cannot_wait: bool = False) -> Result:
-        """Return act(connection). volume: how many bytes it has moved, for its result. cannot_wait: for a pause."""
+        """Return act(connection). volume: from the result, the bytes transferred. cannot_wait: ignore a pause."""
         started = time.monotonic()
         if self._pause and not cannot_wait:
             self._stay_away(started)
@@ -249,9 +249,9 @@ class Server:
                 try:
                     return self._try(act, pooled, started, volume)
                 except Exception as error:
-                    if self._library.refused(error) or time.monotonic() - started >= TIMEOUT:
+                    if self._library.refused(error) or time.monotonic() - started >= TIMEOUT_SECONDS:
                         raise
-                    # A connection that died unnoticed, and with it likely the others: a new one shows how things are.
+                    # This connection died unnoticed, and probably the others too: try a new one.
                     self._drop_idle()
                     if not again:
                         raise Unreachable(f'memcached {self._name}: the connection was lost') from error
@@ -259,7 +259,7 @@ class Server:
         except Unreachable:
             raise
         except Exception as error:
-            # Not only the errors that the library documents: parsing garbage raises what it likes.
+            # Not only the errors that the library documents: parsing garbage may raise anything.
             if not self._library.refused(error):
                 self._note_failure(started, error)
             raise Unreachable(f'memcached {self._name} failed: {error!r}') from error
@@ -269,17 +269,17 @@ class Server:
         computed = time.process_time()
         try:
             result = act(connection)
-            seconds = time.monotonic() - started - volume(result) / SLOWEST
+            seconds = time.monotonic() - started - volume(result) / SLOWEST_BYTES_PER_SECOND
         except BaseException:
-            connection.close()      # what is left of the answer must not be taken for the next one's
+            connection.close()      # the rest of this answer must not be taken for the next one
             raise
-        if seconds >= TIMEOUT:
-            # pylibmc answers a timeout as if nothing were there.
+        if seconds >= TIMEOUT_SECONDS:
+            # pylibmc reports a timeout as a miss.
             connection.close()
             self._note_failure(started, TimeoutError('slow'))
         else:
             self._put_back(connection)
-            # What this process has computed meanwhile is not the server's: other threads may have held the interpreter,
+            # Do not charge the server for this process's own computing: other threads may have held the interpreter,
             # and with three of them a server that answers in 30 us seems to take 10 to 20 ms.
             self._note_answer(started, seconds - (time.process_time() - computed))
         return result
@@ -298,17 +298,17 @@ class Server:
 
     def _note_answer(self, started: float, seconds: float) -> None:
         if self._pause:
-            # The first answer after a failure shows alone whether it is well.
+            # The first answer after a failure alone decides whether the server works.
             mean = seconds
         else:
-            self._mean = mean = self._mean + WEIGHT * (min(max(seconds, 0.0), HICCUP) - self._mean)
-        if mean > SLOW:
+            self._mean = mean = self._mean + WEIGHT * (min(max(seconds, 0.0), HICCUP_SECONDS) - self._mean)
+        if mean > SLOW_SECONDS:
             self._note_failure(started, TimeoutError(f'slow: {mean * 1000:.0f} ms on average'), is_slow=True)
         elif self._pause:
             self._note_success(started)
 
     def _stay_away(self, now: float) -> None:
-        """Raise Unreachable while the server is left alone; otherwise the caller is the one who goes and sees."""
+        """Raise Unreachable while the server is left alone; otherwise the caller is the one to try it."""
         with self._lock:
             if self._pause:
                 if now < self._resume:
@@ -320,12 +320,12 @@ class Server:
             self._drop_idle()
         with self._lock:
             if started < self._failed:
-                return          # it began before the failure that is known already
+                return          # it began before the failure that is already known
             if not self._pause:
                 log.warning('memcached %s does not answer as it should (%r). What is there is taken from the database '
                             'until it does.', self._name, error)
             self._mean, self._is_slow = 0.0, is_slow
-            self._pause = min(max(PAUSE, 2 * self._pause), LONGEST_PAUSE)
+            self._pause = min(max(PAUSE_SECONDS, 2 * self._pause), LONGEST_PAUSE_SECONDS)
             self._failed = time.monotonic()
             self._resume = self._failed + self._pause
 
@@ -337,13 +337,13 @@ class Server:
 
 
 class Memcached:
-    """The servers of `cache-servers`. Thread-safe; never raises once it is made: what fails is not there.
+    """The servers of `cache-servers`. Thread-safe; once constructed it never raises: a failure is a miss.
 
-    A key always belongs to the same server, so what that one has lost is not looked for on others.  `first` is the
-    one for keys that change; processes that share it have to name it first.
+    A key always belongs to the same server; when that loses it, no other is asked.  `first` is the server for keys
+    that change; all processes that share it have to list it first.
 
-    module: 'pylibmc', 'pymemcache', one of RelStorage's names for them, or None for pymemcache where it is installed.
-    ConfigurationError says what to install, or which server cannot be one.
+    module: 'pylibmc', 'pymemcache', one of RelStorage's names for them, or None to prefer pymemcache if installed.
+    ConfigurationError says what to install, or which server name is invalid.
     """
 
     def __init__(self, servers: Sequence[str], module: str | None = None):
@@ -358,7 +358,7 @@ class Memcached:
         self.first = self._servers[0]
 
     def get_many(self, keys: Iterable[str]) -> dict[str, bytes]:
-        """Return what there is: one round trip to each server for a hundred keys."""
+        """Return the values found, in one round trip to each server per hundred keys."""
         found: dict[str, bytes] = {}
         for server, some in self._by_server(keys).items():
             with suppress(Unreachable):
@@ -367,8 +367,8 @@ class Memcached:
         return found
 
     def set_many(self, values: Mapping[str, bytes]) -> None:
-        """Store as much as goes. Values that are too large are left out."""
-        fitting = [key for key, value in values.items() if len(value) <= LARGEST]
+        """Store as many as possible. Values that are too large are left out."""
+        fitting = [key for key, value in values.items() if len(value) <= LARGEST_VALUE_BYTES]
         for server, some in self._by_server(fitting).items():
             with suppress(Unreachable):
                 server.set_many({key: values[key] for key in some})
@@ -385,7 +385,7 @@ class Memcached:
         return shares
 
     def close(self) -> None:
-        """Close all connections. What is asked afterwards is answered still, each time by a new one."""
+        """Close all connections. Later requests still work, each over a new connection."""
         for server in self._servers:
             server.close()
 
@@ -395,5 +395,5 @@ class Memcached:
 
 
 def keys_of(prefix: str, *names: str) -> str:
-    """Return what the keys begin with."""
+    """Return the prefix of the keys."""
     return f'{prefix}{blake2b(repr((FORMAT, *names)).encode(), digest_size=9).hexdigest()}:'

@@ -1,61 +1,57 @@
-"""Polling: whether the database has to be asked what changed, or an answer is there already."""
+"""Polling: whether to ask the database what changed, or to use an answer that is already known."""
 import itertools
 import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
 
-# Questions that wait for an answer at once. With one alone, a lone thread more would wait for two answers in a row
-# where the network is slow; above this, it is the statements that cost.
+# Questions that may wait for an answer at once. With one, a second thread would wait for two answers in a row, which
+# is slow over a slow network; with more than this, the statements themselves cost too much.
 AT_ONCE = 4
-PATIENCE = 1.0      # seconds to wait for somebody else's question, before one asks oneself
+PATIENCE_SECONDS = 1.0      # how long a thread waits for another's answer before it asks itself
 
 Answer = tuple[int, int]        # (the newest tid, the cache's generation it belongs to)
 
 
 class Counter(Protocol):
-    """What tells whether anything was committed, in any process: see counter.CommitCounter."""
+    """Tells whether any process has committed: see commits.CommitCounter."""
 
     def value(self) -> int | None:
-        """Return what changes with each commit; None if that is not known, or a commit is under way."""
+        """Return a number that changes with every commit; None if it is unknown, or a commit is under way."""
 
 
 class Polling:
-    """What the threads of a process need to ask, and share.
+    """The polls of one process, shared by its threads.
 
-    counter: or None. interval: how many seconds after an answer the counter is believed that nothing has changed.
-    `sent` and `saved` count polls: about, for threads take no lock.
+    counter: or None. interval: for how many seconds after an answer to trust the counter that nothing has changed.
+    `sent` and `saved` count polls, approximately: threads take no lock.
     """
 
     def __init__(self, counter: Counter | None, interval: float):
         self._counter, self._interval = counter, interval
         self._numbers = itertools.count(1)
-        self._news = 0                  # another number when what was known is not all any more
+        self._news = 0                  # a new number whenever what was known becomes incomplete
         self.sent = self.saved = 0
         self.after_fork()
 
     def after_fork(self) -> None:
-        # (what was the state before a question that was answered, until when)
+        # (the state before a question that was answered, until when to trust it)
         self._seen: tuple[tuple[int | None, int, int], float] | None = None
         self._changed = threading.Condition()   # guards what follows
-        self._asking = 0                        # questions that wait for their answers
-        self._asked = 0                         # how many questions were sent for all
-        self._answered = 0                      # which of them was answered last,
-        self._answer: Answer = 0, -1            # and how
-
-    def committed(self) -> None:
-        """This process has committed."""
-        self.forget()
+        self._asking = 0                        # questions waiting for their answers
+        self._asked = 0                         # how many questions were sent
+        self._answered = 0                      # the number of the one answered last,
+        self._answer: Answer = 0, -1            # and its answer
 
     def forget(self) -> None:
-        """What is known is not all any more, nor what questions are told that were sent before."""
+        """Trust neither what is known nor the answers to questions already sent: they may be incomplete."""
         self._news = next(self._numbers)
 
     def unless_known(self, ask: Callable[[], Answer], known: Callable[[], Answer]) -> Answer:
         """Return ask(), or known() if nothing can have changed since somebody asked.
 
-        The state is read before the question is sent: a commit that the answer does not show has changed it since. The
-        generation is part of it, for an answer of an earlier one says nothing.
+        The state is read before the question is sent: a commit missing from the answer changes it afterwards. It
+        includes the generation, because an answer for an earlier one means nothing.
         """
         if self._counter is None or not self._interval:
             return ask()
@@ -70,12 +66,12 @@ class Polling:
         return answer
 
     def by_turns(self, ask: Callable[[], Answer]) -> Answer:
-        """Return ask(), or what somebody else's has returned that was sent after this was called.
+        """Return ask(), or the answer to another thread's question that was sent after this call began.
 
-        So there are few questions at a time, however many threads want to know.
+        So few questions are under way at a time, however many threads want to know.
         """
         with self._changed:
-            before, deadline = self._asked, time.monotonic() + PATIENCE
+            before, deadline = self._asked, time.monotonic() + PATIENCE_SECONDS
             while self._asking >= AT_ONCE and self._answered <= before and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(left)
             if self._answered > before:

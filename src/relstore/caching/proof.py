@@ -1,15 +1,15 @@
-"""Proof: whether a database still stands on what is known of it.
+"""Proof: whether a database still contains what is known of it.
 
-A backup may be put in the place of a database with everything in it that could tell the two apart, the epoch too, and
-others may commit before this process asks again: then even the newest tid is larger than before. What tells is what was
-there: nobody else gives an object the same tid, for it is the time of a commit. So
+A restored backup may contain everything that could tell it from the database it replaces, the epoch included, and
+others may commit before this process asks again: then even the newest tid is larger than before. The evidence is what
+was written: no other commit gives an object the same tid, because a tid is the time of a commit. So
 
-* the newest transaction that is known has left something. Where all that it wrote was written again, nothing of it is
-  left; then `stands` is the newest before it that has. Whatever is known to have changed after that has changed again
-  since, or it was never written in this database. A pack may have removed it, too.
-* An object whose current tid is smaller than one that it had: the database went back, for certain.
+* the newest known transaction has left something. If everything it wrote was overwritten, nothing of it is left; then
+  `stands` is the newest one before it that has left something. Whatever is known to have changed after that has either
+  changed again since, or was never written in this database. Or a pack has removed it.
+* If an object's current tid is smaller than one it once had, the database certainly went back.
 
-With history a transaction has a row, which only a pack removes: relstore's says up to where (`packed_to`).
+With history a transaction has a row, which only a pack removes: relstore's packs record up to where (`packed_to`).
 """
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from enum import Enum
 from relstore.adapters.base import Adapter
 from relstore.sessions.session import Session
 
-# Objects that are asked about, or remembered, where all are too many.
+# How many objects to ask about, or to remember, when there are too many.
 ENOUGH = 100
 
 
@@ -30,9 +30,8 @@ class Finding(Enum):
 
 @dataclass(frozen=True)
 class Known:
-    """What was known of a database at one time: its newest tid, and (oid, tid) of what changed last, newest first.
-
-    Of every object that has changed after `floor`.
+    """What was known of a database at one time: its newest tid, and (oid, tid) of every object that changed after
+    `floor`, newest first.
     """
     head: int
     floor: int
@@ -43,26 +42,28 @@ class Known:
 
 
 def finding(adapter: Adapter, session: Session, known: Known, stands: int, since: Collection[int]) -> Finding:
-    """Return what becomes of a process that knows this. `since` are the oids that have changed after its head."""
+    """Return whether the database still has what is known. since: the oids that changed after its head."""
     if stands == known.head:
         return Finding.HOLDS
     missing = {oid: tid for oid, tid in known.after(stands).items() if oid not in since}
     if missing:
         return finding_of(adapter, session, dict(list(missing.items())[:ENOUGH]))
-    if adapter.keep_history and known.head > adapter.packed_to(session):
-        return Finding.PERHAPS_LOST
+    if adapter.keep_history:
+        [[packed_to]] = session.all(adapter.sql.packed_to)      # a pack may have removed transactions up to this tid
+        if known.head > packed_to:
+            return Finding.PERHAPS_LOST
     return Finding.HOLDS
 
 
 def finding_of(adapter: Adapter, session: Session, missing: Mapping[int, int]) -> Finding:
-    """Return what becomes of a process that knows of changes, tids by oid, of which the database does not tell."""
+    """Return whether known changes, tids by oid, that the database does not report are lost."""
     tids = adapter.current_tids(session, missing)
     went_back = any(tid is not None and tid < missing[oid] for oid, tid in tids.items())
     return Finding.LOST if went_back else Finding.PERHAPS_LOST
 
 
 def is_proven(adapter: Adapter, session: Session, known: Known) -> bool:
-    """Whether all that was saved with this knowledge is of this database. False also where that cannot be told."""
+    """Whether everything saved with this knowledge is from this database. False if that cannot be told."""
     stands = adapter.stands(session, known.head)
     if stands == known.head:
         return True

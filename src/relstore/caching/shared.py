@@ -1,16 +1,17 @@
 """Tier: revisions that the processes of a site share through memcached.
 
-Why the Tier cannot serve what is wrong.  All say "the revision of `oid` at a base tid F" (key oid@F) or "the
+Why the Tier cannot serve a wrong state.  A value is "the revision of `oid` at a base tid F" (key oid@F) or "the
 revision that the transaction `tid` gave `oid`" (key oid:tid), within one epoch.  Both are facts of the past, so a
-value is right for ever, whoever wrote it, however late, and whatever F the others use by now.  Which fact a view
-needs, its own process's log of changes says; where the log does not reach back to F, the view asks for nothing.  So
+value stays right, whoever wrote it, however late, and whatever F the others use by now.  The log of changes in a
+view's own process says which of them the view needs; if the log does not reach back to F, the view asks for nothing.
+So
 
-* two processes that move F at once each serve what is right; the one that finds the other's F at its next look
-  takes it;
+* two processes that move F at once both serve right states; the one that finds the other's F at its next look
+  adopts it;
 * a process with an old F is right too; it only shares less;
-* memcached restarted empty, or short of memory, has less to offer, nothing wrong;
-* a log that begins anew (a jump, a trim) ends the use of every F before its floor;
-* another epoch has other keys, and a view of an earlier generation neither asks nor puts.
+* a memcached that was restarted empty, or is short of memory, offers less, but nothing wrong;
+* a log that restarts (a jump, a trim) ends the use of every F before its floor;
+* another epoch has other keys, and a view of an earlier generation neither gets nor puts.
 """
 import struct
 import time
@@ -19,13 +20,13 @@ from contextlib import suppress
 from hashlib import blake2b
 
 from relstore.caching.cache import Cache
-from relstore.caching.memcached import LARGEST, Memcached, Unreachable, keys_of
+from relstore.caching.memcached import LARGEST_VALUE_BYTES, Memcached, Unreachable, keys_of
 from relstore.sessions.session import Row
 
-# What one call writes at most: the rest is left to those who load it.
+# The most that one call writes, in values and bytes: the rest is left to whoever loads it.
 LARGEST_BATCH, LARGEST_BATCH_BYTES = 500, 2_000_000
-# Seconds between two looks at the base that the others use.
-LOOK_EVERY = 3.0
+# How often to look at the base that the others use.
+LOOK_EVERY_SECONDS = 3.0
 # checksum, tid, length of the references that follow, or -1 for None; then the state.
 HEADER = struct.Struct('>8sQi')
 # checksum, newest base, the one before it or 0.
@@ -48,13 +49,13 @@ class _Epoch:
 
 
 class Tier:
-    """Revisions shared by all processes: what one has loaded another need not ask the database for.
+    """Revisions shared by all processes: what one has loaded, another need not ask the database for.
 
-    The keys refer to a base tid F, which is in memcached too.  When more than `limit` objects have changed since, or
-    the log of a process does not reach back, that process moves F to its head.  What was stored for the F before is
+    The keys refer to a base tid F, which is in memcached too.  When more than `limit` objects have changed since F, or
+    the log of a process does not reach back to it, that process moves F to its head.  Values of the previous F are
     not lost: views look under both, and store what they find under the newer one.
 
-    Counted, without a lock: hits and misses, in objects.
+    `hits` and `misses` count objects, without a lock.
     """
 
     def __init__(self, client: Memcached, prefix: str, cache: Cache, limit: int = 10_000):
@@ -65,12 +66,12 @@ class Tier:
 
     def begin(self, database: str, epoch: str, generation: int, last: int,
               stands: Callable[[int], int] | None = None, afresh: bool = False) -> int | None:
-        """Start under the keys of this epoch, for the views of that generation of the cache.
+        """Start under the keys of this epoch, for views of this generation of the cache.
 
-        last: the newest tid in the database. stands: returns the newest up to a tid that is there, where there is a
-        history. afresh: what is shared for the bases in use may be of transactions that were lost.
-        Return the tid that the cache's log should reach back to, so that it can use all that the others share; None
-        if they share nothing. Asks memcached, unless this process goes on as before: after a fork.
+        last: the newest tid in the database. stands: with history, returns the newest existing tid up to a given one.
+        afresh: values shared for the current bases may come from transactions that were lost.
+        Return the tid that the cache's log should reach back to in order to use all that the others share; None
+        if they share nothing. Asks memcached, unless this process goes on as before, after a fork.
         """
         namespace = keys_of(self._prefix, database, epoch)
         known = self._epoch
@@ -81,7 +82,7 @@ class Tier:
             with suppress(Unreachable):
                 bases = self._shared_bases(namespace) or ()
                 if afresh or bases and (bases[0] > last or stands is not None and stands(bases[0]) < bases[0]):
-                    # A backup was restored, with the epoch in it. What is stored for that base has states of lost
+                    # A backup was restored, including its epoch. Values stored for that base contain states of lost
                     # commits.
                     bases = (last,)
                     self._client.first.set(f'{namespace}base', _encode_bases(f'{namespace}base', bases))
@@ -90,8 +91,7 @@ class Tier:
         return bases[-1] if bases else None
 
     def get(self, oids: Iterable[int], at: int, generation: int) -> dict[int, tuple[bytes, int, bytes | None]]:
-        """Return {oid: (state, tid, references or None if unknown)} as a view at `at` sees them, as far as they are
-        there."""
+        """Return {oid: (state, tid, references or None if unknown)} as a view at `at` sees them; only those found."""
         epoch = self._of(generation)
         if epoch is None:
             return {}
@@ -125,28 +125,28 @@ class Tier:
                 break
 
     def committed(self, tid: int, rows: Iterable[tuple[int, bytes | None, bytes | None]], generation: int) -> None:
-        """Share what this process committed: (oid, state, references). The others know its tid when they poll."""
+        """Share what this process committed: (oid, state, references). The others learn its tid when they poll."""
         epoch = self._of(generation)
         if epoch is not None:
             self._set((epoch.key(oid, tid, 0), state, tid, refs) for oid, state, refs in rows)
 
     def look(self) -> None:
-        """Take the base that the others use, or move it. Called at every poll; asks memcached every few seconds."""
+        """Adopt the base that the others use, or move it. Called at every poll; asks memcached every few seconds."""
         now = time.monotonic()
         if now >= self._next_look and self._epoch is not None:
-            self._next_look = now + LOOK_EVERY
+            self._next_look = now + LOOK_EVERY_SECONDS
             with suppress(Unreachable):
                 self._look(self._epoch)
 
     def _look(self, epoch: _Epoch) -> None:
         shared = self._shared_bases(epoch.namespace)
-        # If there is none any more, offer our own: what is stored for it may still be there.
+        # If it is gone, offer our own: values stored for that may still be there.
         bases = shared or epoch.bases
         head = self._cache.head
         if self._changed_since(epoch, head) is None:
-            return              # not the cache's generation any more, or it jumps in this moment
+            return              # no longer the cache's generation, or it is just jumping
         if bases and bases[0] > head and shared:
-            return              # we have not polled what the others have: later
+            return              # the others have polled later than we have: next time
         changed = self._changed_since(epoch, bases[0]) if bases and bases[0] <= head else None
         if changed is None or changed > self._limit:
             bases = (head,) if changed is None else (head, bases[0])
@@ -156,17 +156,17 @@ class Tier:
             if shared is not None:
                 self._client.first.set(key, value)
             elif not self._client.first.add(key, value):
-                return          # another was quicker: its base is seen at the next look
+                return          # another process was quicker: adopt its base at the next look
         epoch.bases = bases
 
     def _shared_bases(self, namespace: str) -> tuple[int, ...] | None:
-        """Return the bases that the others use, newest first; none if what is there is garbage, None if nothing is."""
+        """Return the bases that the others use, newest first; () if the value is garbage, None if there is none."""
         key = f'{namespace}base'
         value = self._client.first.get(key)
         return None if value is None else _decode_bases(key, value)
 
     def _changed_since(self, epoch: _Epoch, tid: int) -> int | None:
-        """Return how many objects changed since then; None if the log cannot tell."""
+        """Return how many objects have changed since a tid; None if the log cannot tell."""
         changed = self._cache.invalidations(tid, None, epoch.generation)
         return None if changed is None else len(changed)
 
@@ -175,7 +175,7 @@ class Tier:
         return epoch if epoch is not None and epoch.generation == generation else None
 
     def _facts(self, epoch: _Epoch, oid: int, at: int) -> Iterable[tuple[int, int]]:
-        """Yield (newest change up to `at`, or 0 for none since the base; that base) for each base of use to a view."""
+        """Yield (newest change up to `at`, or 0 for none since the base; the base) for each base a view can use."""
         for base in epoch.bases:
             change = self._cache.newest_change(oid, at, base, epoch.generation)
             if change is not None:
@@ -185,7 +185,7 @@ class Tier:
         values: dict[str, bytes] = {}
         room = LARGEST_BATCH_BYTES
         for key, state, tid, refs in rows:
-            if state is None or len(state) > LARGEST:
+            if state is None or len(state) > LARGEST_VALUE_BYTES:
                 continue
             value = _encode(key, state, tid, refs)
             room -= len(value)
@@ -199,10 +199,10 @@ class Tier:
 # Values
 
 def _checksum(key: str, content: bytes) -> bytes:
-    """Tell this value of this key from garbage, a truncated one, and another key's.
+    """Return the checksum that tells a key's value from garbage, a truncated value, and another key's.
 
     blake2b, not crc32: one in 2**32 mixed-up values is too many, and 64 bits cost 2 us for a state of 1 KB,
-    beside 20 us and more for the round trip.
+    compared to 20 us or more for the round trip.
     """
     return blake2b(content, digest_size=8, key=key.encode()[-64:]).digest()
 

@@ -1,22 +1,22 @@
-"""WarmStart: the cache in a file, so that the next process does not begin with an empty one.
+"""WarmStart: saves the cache in a file, so that the next process does not start with an empty one.
 
 One file serves all processes of a machine that open the same database.  It holds states that were current at one tid,
-its head.  It is used only where the log of the cache reaches back to that head, and then by the rules of the cache:
-what changed since is never served to a view that sees the change.  An epoch that is over makes it void, as far as it
-outlasts a restart of everything.  And a backup may have taken the place of the database, with its epoch: so the file
-tells which objects had changed last, and is used only where the database proves to be the one that it was saved from.
+its head.  It is used only if the log of the cache reaches back to that head, and then by the rules of the cache:
+a state that has changed since is never served to a view that sees the change.  The file is void once its epoch is
+over, as far as an epoch outlasts a restart of everything.  And since a restored backup may contain the same epoch, the
+file records which objects had changed last, and is used only if the database proves to be the one it was saved from.
 
 The file, all numbers big-endian:
 
-    header      'relstore', version (2 bytes), head (8), floor (8), length of database (2) and of epoch (2), how many
-                objects (2) follow, database, epoch; oid (8) and tid (8) of the objects that changed after the floor;
+    header      'relstore', version (2 bytes), head (8), floor (8), length of database (2) and of epoch (2), number of
+                changed objects (2), database, epoch; oid (8) and tid (8) of each object that changed after the floor;
                 CRC-32 of all that (4)
-    block       length (4), checksum (4), and that many bytes of records; what is most useful comes first
+    block       length (4), checksum (4), and that many bytes of records; the most useful first
     record      oid (8), tid (8), length (4), state
     end         a block of length 0
 
-The states are those of the database.  Who reads the file reads them, and who writes it has the site load what they
-wrote: so it is made for its owner alone, and one that others may have written is not used.
+The states are the database's.  Whoever can read the file can read them, and whoever can write it decides what the site
+loads: so only its owner gets access, and a file that others may have written is not used.
 """
 import errno
 import logging
@@ -37,12 +37,12 @@ from relstore.errors import StorageError
 
 log = logging.getLogger('relstore')
 
-SAVE_EVERY = 300            # seconds
-# A temporary file that was not touched for so many seconds belongs to a process that was killed.
-ABANDONED = 3600
+SAVE_EVERY_SECONDS = 300
+# A temporary file untouched for this long belongs to a process that was killed.
+ABANDONED_AFTER_SECONDS = 3600
 BLOCK_BYTES = 1 << 16
-# Seconds between two blocks: who loads meanwhile shall not wait for more than one.
-PAUSE = .001
+# The pause between two blocks, so that a load meanwhile waits for no more than one.
+PAUSE_SECONDS = .001
 
 MAGIC, VERSION = b'relstore', 2
 HEADER = struct.Struct('>8sHQQHHH')
@@ -55,7 +55,7 @@ Row = tuple[int, int, bytes]            # (oid, tid, state)
 
 
 class Unusable(Exception):
-    """Why the file is not used, or no further."""
+    """Why the file is not used, or not used any further."""
 
     def __init__(self, reason: str, level: int = logging.WARNING):
         super().__init__(reason)
@@ -63,13 +63,13 @@ class Unusable(Exception):
 
 
 class WarmStart:
-    """Keeps the states of a cache in a file: its thread reads them once, and saves them now and then.
+    """Keeps the states of a cache in a file: a thread reads it once, and saves it regularly.
 
-    directory: made when it is needed.  database: its name, the same for whoever opens it.  epoch_of: from a generation
-    of the cache to its epoch, '' if it is past.  proves: asks the database whether something is known of it.  largest:
-    bytes that the file may have, about.
+    directory: created when needed.  database: its name, the same for everybody who opens it.  epoch_of: returns the
+    epoch of a generation of the cache, '' if it is over.  proves: asks the database whether it still has what is known.
+    largest: approximate limit for the file, in bytes.
 
-    Nothing here fails the application: what goes wrong with the file is told in the log.
+    Nothing here fails the application: problems with the file are logged.
     """
 
     def __init__(self, directory: str, database: str, cache: Cache, epoch_of: Callable[[int], str],
@@ -83,25 +83,25 @@ class WarmStart:
         self._begin()
 
     def _begin(self) -> None:
-        self.filled = threading.Event()     # has the file been read, as far as it is of use?
+        self.filled = threading.Event()     # has the file been read, as far as it is useful?
         self._stop = threading.Event()
         self._usable = False
-        self._proven: tuple[Any, ...] | None = None   # the file that head() has looked at
+        self._proven: tuple[Any, ...] | None = None   # the file that head() has accepted
         self._saved: tuple[Any, ...] | None = None    # what the cache was like when it agreed with the file
 
     # For the Database ---------------------------------------------------------------------------------------------
 
     def head(self, epoch: str, last_tid: Callable[[], int], proves: Callable[[Known], bool]) -> int:
-        """Return from which tid on changes must be known for the file to be of use; if it is of none, the last tid.
+        """Return the tid since which all changes must be known for the file to be useful; if it is not, the last tid.
 
-        Reads the header only.  last_tid asks the database, after that: another process may save meanwhile.  proves: as
-        for all others, in a session that is at hand.
+        Reads only the header, and only then calls last_tid, which asks the database: another process may save
+        meanwhile.  proves: as in the constructor, in a session at hand.
         """
         try:
             with self._open(epoch) as file:
                 last = last_tid()
                 if file.head > last:
-                    self.discard()          # before the database has passed what is wrong in it
+                    self.discard()          # before the database grows past the file's head again
                     raise Unusable(f'the database went back, to tid {last:#x}, since it was saved')
                 if file.head < last:
                     self._prove(file, proves)
@@ -112,7 +112,7 @@ class WarmStart:
             return last_tid()
 
     def start(self) -> None:
-        """Start to read, and to save every few minutes, in the background. A warning tells where that cannot be."""
+        """Read, and then save every few minutes, in the background. Logs a warning if saving is impossible."""
         try:
             self._make_directory()
         except OSError as error:
@@ -128,7 +128,7 @@ class WarmStart:
             os.unlink(self.path)
 
     def close(self) -> None:
-        """Save, and end the thread."""
+        """End the thread, and save."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._stop.set()
@@ -136,7 +136,7 @@ class WarmStart:
             self.save()
 
     def stop(self) -> None:
-        """End the thread soon, and save nothing more."""
+        """End the thread soon, without saving again."""
         self._stop.set()
 
     @property
@@ -144,30 +144,30 @@ class WarmStart:
         return self._thread is not None
 
     def after_fork(self) -> None:
-        """Begin anew in a child process, as in one that was started. start() is to follow."""
+        """Start afresh in a child process, as in a new process. Call start() next."""
         self._begin()
 
     def _run(self, generation: int) -> None:
         if self._usable:
             self.fill(generation)
         self.filled.set()
-        while not self._stop.wait(SAVE_EVERY):
+        while not self._stop.wait(SAVE_EVERY_SECONDS):
             self.save()
 
     # Reading ------------------------------------------------------------------------------------------------------
 
     def fill(self, generation: int) -> None:
-        """Enter into the cache what is in the file and current, as far as there is room."""
+        """Put the current states of the file into the cache, as far as there is room."""
         count, begun = 0, time.monotonic()
         try:
-            # It may have been written anew since head() looked: that head is not smaller, and serves as well.
+            # The file may have been replaced since head() looked: the new head is not smaller, and serves as well.
             with self._open(self._epoch_of(generation)) as file:
-                self._prove(file, self._proves)         # another one, perhaps
+                self._prove(file, self._proves)         # in case it was replaced
                 for rows in file.blocks():
                     if not self._cache.fill(rows, file.head, generation):
                         break
                     count += len(rows)
-                    if self._stop.wait(PAUSE):
+                    if self._stop.wait(PAUSE_SECONDS):
                         break
                 if self._cache.stats()['objects'] == count and self._cache.head == file.head:
                     self._saved = self._mark(generation)
@@ -177,7 +177,7 @@ class WarmStart:
 
     @contextmanager
     def _open(self, epoch: str) -> Iterator['_Saved']:
-        """Open the file, or whatever bears its name, if it fits."""
+        """Open the file, or whatever has its name, if it is usable."""
         try:
             with open(self.path, 'rb', opener=_open_at_once) as file:
                 yield _Saved(file, self._database, epoch)
@@ -188,7 +188,7 @@ class WarmStart:
 
     def _prove(self, file: '_Saved', proves: Callable[[Known], bool]) -> None:
         if file.identity == self._proven:
-            return              # should the database have been restored after that, the cache begins anew
+            return              # if the database was restored after that, the cache restarts anyway
         try:
             proven = proves(file.known)
         except StorageError as error:
@@ -200,13 +200,13 @@ class WarmStart:
     # Saving -------------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write the file, if there is anything new to say. A warning tells that it failed; the old one stays then."""
+        """Write the file, if anything is new. On failure log a warning, and keep the old file."""
         generation = self._cache.generation
         epoch, mark = self._epoch_of(generation), self._mark(generation)
         known = Known(*self._cache.newest_changes(ENOUGH))
-        head, rows = self._cache.current(generation)    # none, if the generation is past meanwhile
+        head, rows = self._cache.current(generation)    # no rows if the generation has just ended
         if known.head != head:
-            known = Known(head, head, [])       # somebody has polled in this moment: its newest transaction will do
+            known = Known(head, head, [])       # another thread has just polled: the newest transaction will do
         if not rows or mark == self._saved:
             return
         try:
@@ -225,14 +225,14 @@ class WarmStart:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), self._directory)
 
     def _mark(self, generation: int) -> tuple[Any, ...]:
-        """Return what is not the same any more when states have come or gone."""
+        """Return a value that changes when states come or go."""
         stats = self._cache.stats()
         return generation, self._cache.head, stats['objects'], stats['bytes'], stats['evictions']
 
     def _rows(self, own: list[Row], head: int, epoch: str, generation: int) -> Iterator[Row]:
-        """Yield what the file shall hold: what is cached here, then what others have saved and we know to be current.
+        """Yield the rows for the file: what is cached here, then what others saved and we know to be current.
 
-        So a process that has seen little does not undo what one that has seen much has saved.
+        So a process that has seen little does not discard what one that has seen much has saved.
         """
         held = set()
         for row in own:
@@ -247,7 +247,7 @@ class WarmStart:
                     return
                 held.update(changed)
                 for rows in file.blocks():
-                    # It may have been saved by one that has polled later: what is newer than our head waits.
+                    # The process that saved it may have polled later: leave out what is newer than our head.
                     yield from (row for row in rows if row[0] not in held and row[1] <= head)
         except Unusable as why:
             log.debug('%s is not copied from: %s.', self.path, why)
@@ -260,13 +260,13 @@ class WarmStart:
             if room < 0:
                 break
             file.write(block)
-            self._stop.wait(PAUSE)
+            self._stop.wait(PAUSE_SECONDS)
         file.write(_block(b''))
 
     @contextmanager
     def _replaced(self) -> Iterator[BinaryIO]:
-        """Open a new file, which takes the place of the old one at the end, if nothing failed."""
-        handle, path = tempfile.mkstemp('.new', f'{self._name}.', self._directory)     # for its owner alone
+        """Open a new file that replaces the old one at the end, if nothing failed."""
+        handle, path = tempfile.mkstemp('.new', f'{self._name}.', self._directory)     # only for its owner
         try:
             with open(handle, 'wb') as file:
                 yield file
@@ -280,12 +280,12 @@ class WarmStart:
         for entry in os.scandir(self._directory):
             if entry.name.startswith(f'{self._name}.') and entry.name.endswith('.new'):
                 with suppress(FileNotFoundError):
-                    if time.time() - entry.stat().st_mtime > ABANDONED:
+                    if time.time() - entry.stat().st_mtime > ABANDONED_AFTER_SECONDS:
                         os.unlink(entry.path)
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open without waiting, should it be a pipe."""
+    """Open without blocking, even if it is a pipe."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -303,7 +303,7 @@ def _block(records: bytes) -> bytes:
 
 
 def _checksum(records: bytes) -> int:
-    """CRC-32, begun with the length and one more: where the disk has nothing but zeros, there is no block."""
+    """Return the CRC-32, seeded with the length plus one, so that zeros on the disk are not a valid block."""
     return zlib.crc32(records, len(records) + 1)
 
 
@@ -321,14 +321,14 @@ def _blocks(rows: Iterable[Row]) -> Iterator[bytes]:
 
 
 class _Saved:
-    """A file that was opened for reading: the header is read and fits, or Unusable says why not."""
+    """A file open for reading: its header has been read and matches, or Unusable says why not."""
 
     def __init__(self, file: BinaryIO, database: str, epoch: str):
         self._file = file
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise Unusable('it is no file')
-        if status.st_uid not in (0, os.geteuid()):      # root believes nobody else either
+        if status.st_uid not in (0, os.geteuid()):      # root trusts nobody else either
             raise Unusable(f'it belongs to another user, {status.st_uid}')
         if status.st_mode & 0o022:
             raise Unusable(f'others may write it, its mode is {status.st_mode & 0o777:o}')

@@ -41,7 +41,7 @@ def _tell(completion: Completion) -> None:
     for number, step in enumerate(steps, 1):
         print(f'  {number}. {_summary(step)}')
         for statement in step.statements:
-            print('\n'.join(f'       {line}' for line in statement.strip().splitlines()))
+            print('\n'.join(f'       {line}' for line in f'{statement};'.splitlines()))
         print('\n'.join(f'     {line}' for line in _effects(step)))
     print('  Nothing was changed.' if steps else '  It has all that relstore needs.')
 
@@ -57,17 +57,23 @@ def _adopt(adapter: Adapter, completion: Completion) -> None:
 
 def _summary(step: Step) -> str:
     what = ', '.join(step.names)
+    if step.version:
+        return f'Change what relstore has made to {what}.'
     return f'Change {step.lock.table} ({what}).' if step.lock else f'Make {what}.'
 
 
 def _effects(step: Step) -> list[str]:
     """Say what a step locks, and what RelStorage sees of it."""
-    if step.lock is None:
+    if step.version:
+        seen = ['RelStorage uses none of it. An older relstore that is running can do nothing any more: restart it.']
+    elif step.lock is None:
         return ['It locks nothing that is there. RelStorage uses none of it but what bears a name of its own.']
-    lock = step.lock
-    return [f'It needs {lock.mode} on {lock.table}, and {lock.stops} of its site wait meanwhile:',
-            f'milliseconds, or, while others have the table in use, up to {TRY:g} s at a time, with pauses.',
-            *[RELSTORAGE_SEES[name] for name in step.names]]
+    else:
+        seen = [RELSTORAGE_SEES[name] for name in step.names]
+    if step.lock is None:
+        return seen
+    return [f'It needs {step.lock.mode} on {step.lock.table}, and {step.lock.stops} of its site wait meanwhile:',
+            f'milliseconds, or, while others have the table in use, up to {TRY:g} s at a time, with pauses.', *seen]
 
 
 def _duration(done: Done) -> str:

@@ -19,6 +19,7 @@ from ZODB.config import BaseConfig
 from ZODB.interfaces import IStorageWrapper
 from ZODB.POSException import POSError
 
+from relstore.adapters.addresses import Address
 from relstore.adapters.base import Adapter
 from relstore.config import StorageSection
 from relstore.errors import ConfigurationError
@@ -73,21 +74,19 @@ class Named:
             yield Opened(self.name or storage.getName(), storage, _innermost(storage))
 
     def adapters(self) -> Iterator[Adapter]:
-        """Yield the adapter of each storage of relstore's in it, told the history mode; nothing is opened."""
+        """Yield the adapter of each storage of relstore's in it; their tables are not looked at."""
         for section in _sections(self.factory):
             options = Options.from_section(section.config, warn=False)
-            adapter = _there(section)
-            adapter.configure(options.keep_history, options.read_only)
-            yield adapter
+            yield _there(section).bind(options.keep_history, options.read_only)
 
 
-def _there(section: StorageSection) -> Adapter:
-    """Return the adapter of a section. ConfigurationError: there is no database, and to open it would make one."""
+def _there(section: StorageSection) -> Address:
+    """Return the address of a section. ConfigurationError: there is no database, and to open it would make one."""
     [factory] = section.config.adapters
-    adapter = factory.open()
-    if not adapter.is_there():
-        raise ConfigurationError(f'{adapter} is not there.')
-    return adapter
+    address: Address = factory.open()
+    if not address.is_there():
+        raise ConfigurationError(f'{address} is not there.')
+    return address
 
 
 @contextmanager

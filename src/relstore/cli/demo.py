@@ -5,17 +5,18 @@ The FileStorage is only read, and nothing is written beside it.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from ZODB.BaseStorage import TransactionRecord
 from ZODB.blob import FilesystemHelper, is_blob_record
@@ -23,9 +24,11 @@ from ZODB.DB import DB
 from ZODB.FileStorage import FileStorage
 from ZODB.FileStorage.FileStorage import FileStorageError
 from ZODB.FileStorage.format import CorruptedError
+from ZODB.interfaces import IBlobStorage
 from ZODB.POSException import POSKeyError
 from ZODB.TimeStamp import TimeStamp
 from ZODB.utils import oid_repr, tid_repr, z64
+from zope.interface import alsoProvides
 
 from relstore import RelStore, SQLite
 from relstore.cli.sample import write_sample
@@ -46,6 +49,7 @@ ZOPE_CONF = """\
     <sqlite3>
       data-dir {directory}
     </sqlite3>
+    blob-dir {directory}/blobs
   </relstore>
 </zodb_db>"""
 
@@ -55,10 +59,16 @@ class Difference(Exception):
 
 
 class Source(FileStorage):
-    """A FileStorage as it is now, read only: its site may go on writing meanwhile."""
+    """A FileStorage as it is now, read only: its site may go on writing meanwhile.
 
-    def __init__(self, path: str) -> None:
+    blobs: the directory of its blobs, as it is; '': there is none.
+    """
+
+    def __init__(self, path: str, blobs: str = '') -> None:
         super().__init__(path, read_only=True)
+        self._blob_files = FilesystemHelper(blobs) if blobs else None
+        if blobs:
+            alsoProvides(self, IBlobStorage)
         if _load(self, ROOT) is None:
             self.close()
             raise ConfigurationError(f'{path} holds no root object: nothing was ever stored in it.')
@@ -66,6 +76,13 @@ class Source(FileStorage):
     def iterator(self, start: bytes | None = None, stop: bytes | None = None) -> Iterator[Any]:
         last = self.lastTransaction()
         return super().iterator(start, last if stop is None else min(stop, last))
+
+    def openCommittedBlobFile(self, oid: bytes, serial: bytes, blob: object = None) -> IO[bytes]:
+        """Return the file of a blob, open for reading. POSKeyError: there is none."""
+        if self._blob_files is not None:
+            with suppress(FileNotFoundError):
+                return open(self._blob_files.getBlobFilename(oid, serial), 'rb')
+        raise POSKeyError(oid, serial)
 
 
 @dataclass
@@ -75,12 +92,13 @@ class Content:
     transactions: int = 0
     records: int = 0
     size: int = 0
-    blobs: int = 0
+    blobs: list[tuple[bytes, bytes]] = field(default_factory=list)      # (oid, tid) of those that have a file
     oids: set[bytes] = field(default_factory=set)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument('--data', metavar='Data.fs', help='what to copy (default: a sample site)')
+    parser.add_argument('--blobs', metavar='DIR', help='its blobs (default: blobstorage beside it, if that is there)')
     parser.add_argument('--into', metavar='DIR', help='a new or empty directory (default: a temporary one)')
 
 
@@ -94,14 +112,14 @@ def run(args: Namespace) -> int:
         ) from error
     report = Report()
     try:
-        _demo(report, args.data, args.into)
+        _demo(report, args.data, args.blobs, args.into)
     except Difference as difference:
         print(f'relstore: the copy differs: {difference}', file=sys.stderr)
         return 1
     return 0
 
 
-def _demo(report: Report, data: str | None, into: str | None) -> None:
+def _demo(report: Report, data: str | None, blobs: str | None, into: str | None) -> None:
     with ExitStack() as stack:
         if data is None:
             data = os.path.join(stack.enter_context(tempfile.TemporaryDirectory()), 'Data.fs')
@@ -109,11 +127,11 @@ def _demo(report: Report, data: str | None, into: str | None) -> None:
                 write_sample(data)
                 step.result = f'{os.path.getsize(data) / 1e6:.1f} MB'
         with _readable(data):
-            source = stack.enter_context(closing(Source(data)))
+            source = stack.enter_context(closing(Source(data, _blob_directory(data, blobs))))
         directory = empty_directory(into)
         report.say(f'From {os.path.abspath(data)} into {directory}')
         with report.step('Read the FileStorage') as step, _readable(data):
-            content = survey(source, os.path.join(os.path.dirname(data), 'blobstorage'), step.advance)
+            content = survey(source, step.advance)
             step.result = f'{content.transactions:,} transactions, {len(content.oids):,} objects'
         with closing(_open(directory)) as storage:
             with report.step('Copy to SQLite', content.records) as step:
@@ -129,6 +147,10 @@ def _demo(report: Report, data: str | None, into: str | None) -> None:
             with report.step('Compare every object', len(content.oids)) as step:
                 compare_objects(source, storage, content.oids, step.advance)
                 step.result = f'{len(content.oids):,} objects load equal'
+            if content.blobs:
+                with report.step('Compare every blob', len(content.blobs)) as step:
+                    size = compare_blobs(source, storage, content.blobs, step.advance)
+                    step.result = f'{len(content.blobs):,} files equal, {size / 1e6:.1f} MB'
 
         with report.step('Commit a change') as step:
             before, history = commit_change(directory)
@@ -145,11 +167,6 @@ def _demo(report: Report, data: str | None, into: str | None) -> None:
         ['When (UTC)', 'User', 'Description', 'Bytes '],
         history,
     )
-    if content.blobs:
-        report.say(
-            f'{content.blobs} records have a blob file. The files were not copied: no support for blobs yet.'
-        )
-        report.say()
     size = sum(path.stat().st_size for path in Path(directory).rglob('*') if path.is_file())
     report.say(f'The database ({size / 1e6:.1f} MB) is in {directory}')
     report.say('A Zope uses it with these lines in its zope.conf:')
@@ -181,18 +198,28 @@ def empty_directory(path: str | None) -> str:
     return directory
 
 
-def survey(source: Source, blob_directory: str, advance: Callable[[], None]) -> Content:
-    """Count what is in the FileStorage, and how many of its records have a blob file."""
+def _blob_directory(data: str, given: str | None) -> str:
+    """Return the directory of the blobs, '' if there is none. ConfigurationError: that is none which was given."""
+    directory = given or os.path.join(os.path.dirname(data), 'blobstorage')
+    if os.path.isdir(directory):
+        return directory
+    if given:
+        raise ConfigurationError(f'{given} is no directory.')
+    return ''
+
+
+def survey(source: Source, advance: Callable[[], None]) -> Content:
+    """Count what is in the FileStorage, and list the revisions of blobs that have a file."""
     content = Content()
-    blob_files = FilesystemHelper(blob_directory) if os.path.isdir(blob_directory) else None
     for txn in source.iterator():
         content.transactions += 1
         for record in txn:
             content.records += 1
             content.size += len(record.data or b'')
             content.oids.add(record.oid)
-            if blob_files is not None and is_blob_record(record.data):
-                content.blobs += os.path.exists(blob_files.getBlobFilename(record.oid, record.tid))
+            if is_blob_record(record.data):
+                with suppress(POSKeyError), source.openCommittedBlobFile(record.oid, record.tid):
+                    content.blobs.append((record.oid, record.tid))
         advance()
     return content
 
@@ -237,6 +264,26 @@ def compare_objects(
         advance()
 
 
+def compare_blobs(source: Source, storage: RelStore, revisions: list[tuple[bytes, bytes]],
+                  advance: Callable[[], None]) -> int:
+    """Compare the data of all blobs, by digest; return how many bytes they have. Difference as above."""
+    size = 0
+    for oid, tid in revisions:
+        with source.openCommittedBlobFile(oid, tid) as original, storage.openCommittedBlobFile(oid, tid) as copy:
+            _same(_digest(original), _digest(copy),
+                  f'the digest of the blob {oid_repr(oid)} in transaction {tid_repr(tid)}')
+            size += original.tell()
+        advance()
+    return size
+
+
+def _digest(file: IO[bytes]) -> str:
+    digest = hashlib.sha256()
+    while piece := file.read(1 << 20):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
 def commit_change(directory: str) -> tuple[bytes, list[tuple[str, ...]]]:
     """Add a key to the root. Return the root's state before, and the rows of its history after."""
     storage = _open(directory)
@@ -270,7 +317,7 @@ def undo_change(directory: str, before: bytes) -> None:
 
 
 def _open(directory: str) -> RelStore:
-    return RelStore(SQLite(directory), keep_history=True)
+    return RelStore(SQLite(directory), keep_history=True, blob_dir=os.path.join(directory, 'blobs'))
 
 
 def _load(storage: Any, oid: bytes) -> tuple[bytes, bytes] | None:

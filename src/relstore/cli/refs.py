@@ -14,7 +14,7 @@ from itertools import islice
 
 from ZODB.POSException import POSError
 
-from relstore.adapters import rights
+from relstore.adapters.rights import PACK
 from relstore.cli import databases
 from relstore.cli.progress import counted, progress
 from relstore.errors import Unavailable
@@ -63,7 +63,7 @@ def _one(args: Namespace, number: int, named: databases.Named) -> int:
         if not args.check:
             database = opened.relstore.database
             with database.pool.session() as session:
-                rights.refuse(database.adapter, session, rights.PACK)
+                database.adapter.rights.refuse(session, PACK)
         found = Found()
         told: list[str] = []
         with progress() as tell:

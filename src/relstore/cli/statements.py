@@ -4,16 +4,18 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable
 
+from relstore.adapters.addresses import MySQL, PostgreSQL, SQLite
 from relstore.adapters.base import Adapter
-from relstore.adapters.mysql import MySQL
+from relstore.adapters.migrations import VERSION, sections
+from relstore.adapters.mysql_server import Server
 from relstore.adapters.mysql_settings import SETTINGS
-from relstore.adapters.postgresql import PostgreSQL
-from relstore.adapters.sqlite import SQLite
 
-DATABASES: dict[str, Callable[[str | None], Adapter]] = {
-    'postgresql': lambda schema: PostgreSQL('', schema=schema), 'sqlite': lambda schema: SQLite('.'),
-    'mysql': lambda schema: MySQL(''), 'mariadb': lambda schema: MySQL('')}
-PRODUCTS = {'mysql': 'MySQL', 'mariadb': 'MariaDB'}
+# By the schema, and whether history is kept. Of the variables of a server all that matter are there.
+DATABASES: dict[str, Callable[[str | None, bool], Adapter]] = {
+    'postgresql': lambda schema, keeps: PostgreSQL('', schema=schema).unseen(keeps),
+    'sqlite': lambda schema, keeps: SQLite('.').unseen(keeps),
+    'mysql': lambda schema, keeps: MySQL('').unseen(keeps, server=Server('MySQL', variables=SETTINGS)),
+    'mariadb': lambda schema, keeps: MySQL('').unseen(keeps, server=Server('MariaDB', variables=SETTINGS))}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -25,15 +27,15 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    adapter = DATABASES[args.database](args.schema)
-    adapter.configure(keep_history=not args.history_free, read_only=False)
-    if isinstance(adapter, MySQL):
-        adapter.use_server(PRODUCTS[args.database], variables=SETTINGS)     # those that the server has
+    adapter = DATABASES[args.database](args.schema, not args.history_free)
     if args.grants:
-        print(adapter.grants('zodb', 'zope', 'zodb_owner'), end='')
+        print(adapter.rights.grants('zodb', 'zope', 'zodb_owner'), end='')
         return 0
     _section('At open, where it is missing', adapter.schema().items())
-    _section('At work: these, BEGIN, COMMIT and ROLLBACK (? is a parameter)', adapter.sql)
+    for number in range(2, VERSION + 1):
+        _section(f'At open, where the tables are of version {number - 1} (a name says what has to be missing)',
+                 sections(adapter, number).items())
+    _section('At work: these, BEGIN, COMMIT and ROLLBACK ($name is a parameter)', adapter.sql)
     return 0
 
 

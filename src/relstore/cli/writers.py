@@ -4,8 +4,9 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser, Namespace
 
-from relstore.adapters.base import WRITERS, Adapter
-from relstore.adapters.postgresql import PostgreSQL
+from relstore.adapters.addresses import PostgreSQL
+from relstore.adapters.base import Adapter
+from relstore.adapters.writers import WRITERS
 from relstore.cli import databases
 
 MEANS = {
@@ -25,9 +26,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     if not os.path.isfile(args.config):
-        adapter = PostgreSQL(args.config, schema=args.schema)
-        adapter.configure(keep_history=True, read_only=False)      # what it asks is the same in both modes
-        _tell(adapter, args.who)
+        address = PostgreSQL(args.config, schema=args.schema)
+        _tell(address.bind(keep_history=True), args.who)        # what is asked is the same in both modes
         return 0
     for named in databases.read(args.config):
         with named.open() as opened:
@@ -39,8 +39,8 @@ def run(args: Namespace) -> int:
 def _tell(adapter: Adapter, who: str | None) -> None:
     """Set who may write, if that is given, and tell it."""
     if who is not None:
-        adapter.set_writers(who)
+        adapter.writers.set(who)
         if who == 'any':
-            adapter.make_index_for_relstorage()
-    who = adapter.writers()
+            adapter.writers.make_index()
+    who = adapter.writers.who()
     print(f'{adapter}: {who}. {MEANS[who]}')

@@ -153,6 +153,8 @@ def _tell_what_went(report: Report) -> None:
     print(f'  Removed: {counted(report.states, "state")}, {size(report.bytes)}{transactions}.')
     if report.objects or report.older:
         print(f'  They were of {_going(report)}.')
+    if report.files:
+        print(f'  {counted(report.files, "file")} of blobs, {size(report.file_bytes)}, belonged to nothing any more.')
     if report.spared:
         stay = counted(report.spared, 'object stays, because it was', 'objects stay, because they were')
         print(f'  {stay} linked or changed since.')

@@ -1,1 +1,1 @@
-"""Packing: finding out what may go, writing it down, removing it; and what looks at all of a database likewise."""
+"""Packing: finds what may go, lists it, removes it; and everything else that reads a whole database."""

@@ -1,7 +1,7 @@
-"""Survey: looks at a database for the one who runs it. Nothing that is stored is changed.
+"""Survey: answers an operator's questions about a database. No stored object is changed.
 
-References that lead nowhere, who refers to an object, what a pack would remove by class. And the references that are
-not known, which it finds out ahead of a pack, or all, which it compares with the records.
+Which references lead nowhere, which objects refer to one, what a pack would remove by class. It also computes unknown
+references ahead of a pack, and compares all known ones with the records.
 """
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 from ZODB.utils import p64
 
 from relstore.adapters.base import MAX_TID
+from relstore.adapters.numbers import SMALL_STATE
 from relstore.database import Database
 from relstore.errors import ConfigurationError
 from relstore.packing.garbage import OBJECT, OLDER
@@ -24,22 +25,22 @@ from relstore.packing.report import Progress, Report
 from relstore.references import class_name, references, unpack
 from relstore.sessions.session import Row, Session
 
-# Records that are read at a time: most are not longer than 20,000 bytes, the others come one by one.
+# Records read at a time: most have at most 20,000 bytes, the others are read one by one.
 ROWS = 500
-# Objects of a range, which is looked at by one process.
+# Objects in a range, which one process looks at.
 RANGE = 5000
-# Examples that are told of something.
+# Examples named of anything.
 EXAMPLES = 5
-# Differences and unreadable records that are told of a range.
+# Differences and unreadable records reported per range.
 TOLD = 100
 
 
 @dataclass(frozen=True)
 class Dangling:
     """A reference that leads nowhere."""
-    oid: int                # refers to it
+    oid: int                # the referring object
     target: int
-    deleted: bool           # the object was there once; else there is no trace of it
+    deleted: bool           # the target existed once; otherwise there is no trace of it
     path: Callable[[], list[int]]       # the oids from the root to `oid`
 
 
@@ -47,13 +48,13 @@ class Dangling:
 class Referrer:
     oid: int
     tid: int
-    class_name: str         # '' if it is not known
+    class_name: str         # '' if unknown
 
 
 @dataclass
 class ClassSize:
-    """What goes of the objects of one class."""
-    objects: int = 0        # that go as a whole
+    """What a pack would remove of one class."""
+    objects: int = 0        # removed as a whole
     states: int = 0
     bytes: int = 0
     examples: list[int] = field(default_factory=list)
@@ -61,9 +62,9 @@ class ClassSize:
 
 @dataclass
 class Found:
-    """What came of looking at some revisions."""
+    """What was found in some revisions."""
     revisions: int = 0
-    saved: int = 0                      # references that were found out
+    saved: int = 0                      # revisions whose references were computed and saved
     unreadable: int = 0
     differences: int = 0
     told: list[str] = field(default_factory=list)
@@ -84,7 +85,7 @@ class Survey:
         self._revisions = Revisions(database, self.report, progress)
 
     def dangling(self) -> Iterator[Dangling]:
-        """Yield the references of reachable objects that lead nowhere, nearest to the root first."""
+        """Yield the dangling references of reachable objects, nearest to the root first."""
         graph, _ = self._revisions.graph(with_references=True)
         self.report.revisions = len(graph)
         self._progress('looking', 0, None)
@@ -100,7 +101,7 @@ class Survey:
     def referrers(self, oid: int) -> Iterator[Referrer]:
         """Yield the objects whose current state refers to one."""
         wanted, done = p64(oid), 0
-        with closing(self._adapter.connect()) as session:       # whoever is told may take hours
+        with closing(self._adapter.connect()) as session:       # not pooled: the caller may take hours
             at = self._adapter.begin_snapshot(session)
             about = self._adapter.estimated_count(session)
             for page in self._adapter.revisions(session, True):
@@ -115,7 +116,7 @@ class Survey:
                 self._progress('reading', done, max(about, done))
 
     def classes(self, oids: Sequence[int]) -> dict[int, str]:
-        """Return the classes of objects, by oid."""
+        """Return the class names of objects, by oid."""
         with self._database.pool.session() as session:
             found: dict[int, str] = {}
             for some in _lists(oids, ROWS):
@@ -123,8 +124,8 @@ class Survey:
             return found
 
     def _classes(self, session: Session, oids: Sequence[int], at: int) -> dict[int, tuple[str, int]]:
-        """Return (class, tid) of objects as a view at a tid sees them."""
-        rows = {oid: (state, tid) for oid, state, tid, _ in self._adapter.load_many(session, oids, at, 20_000)}
+        """Return (class name, tid) of objects, by oid, as a view at a tid sees them."""
+        rows = {oid: (state, tid) for oid, state, tid, _ in self._adapter.load_many(session, oids, at, SMALL_STATE)}
         for oid in oids:
             if oid not in rows:
                 large = self._adapter.load_at(session, oid, at)
@@ -133,7 +134,7 @@ class Survey:
         return {oid: (class_name(self._database.plain(state)), tid) for oid, (state, tid) in rows.items()}
 
     def sizes(self, report: Report) -> dict[str, ClassSize]:
-        """Return what a pack would remove, by class: from the report of a dry run."""
+        """Return what a pack would remove, by class, from the report of a dry run."""
         sizes: dict[str, ClassSize] = {}
         listed = ((oid, tid - (goes == OLDER), goes) for oid, tid, goes in zip(*report.listed, strict=True)
                   if goes in (OBJECT, OLDER))
@@ -141,8 +142,7 @@ class Survey:
         with self._database.pool.session() as session:
             for some in _lists(listed, ROWS):
                 whole = {oid for oid, _, goes in some if goes == OBJECT}
-                for oid, states, size, tid, state in self._adapter.garbage_sizes(
-                        session, [(oid, tid) for oid, tid, _ in some]):
+                for oid, states, size, tid, state in self._sizes(session, [(oid, tid) for oid, tid, _ in some]):
                     if state is None:
                         [state] = self._adapter.load_serial(session, oid, tid) or [None]
                     of_class = sizes.setdefault(class_name(self._database.plain(state)), ClassSize())
@@ -155,23 +155,31 @@ class Survey:
                 self._progress('weighing', done, total)
         return sizes
 
+    def _sizes(self, session: Session, revisions: Sequence[tuple[int, int]]) -> list[Row]:
+        """Return what would go of some objects, given as (oid, the last tid that would go).
+
+        Rows are (oid, states, their bytes, tid, state); tid and state are those of the newest that would go, and the
+        state is None if it is large. Objects without states are left out.
+        """
+        return session.all(self._adapter.sql.garbage_sizes, (self._adapter.revision_list(revisions),))
+
     # The references of all revisions, range by range ----------------------------------------------------------------
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """Yield ranges of oids, (after, up to), in which all objects are."""
+        """Yield ranges of oids, (after, up to), that together contain all objects."""
         after = -1
         while True:
             with self._database.pool.session() as session:
-                upto = self._adapter.objects_end(session, after, RANGE)
+                [[upto]] = session.all(self._adapter.sql.objects_end, (after, RANGE))
             if upto is None:
                 return
             yield after, upto
             after = upto
 
     def fill(self, after: int, upto: int) -> Found:
-        """Find out and keep the references that are not known, of the objects of a range."""
+        """Compute and save the unknown references of the objects in a range."""
         found = Found()
-        for session, page in self._all(found, self._adapter.unknown_references, after, upto):
+        for session, page in self._all(found, self._adapter.sql.unknown_references, after, upto):
             rows = [(oid, tid, refs) for oid, tid, state in page
                     if (refs := self._references_of(session, found, oid, tid, state)) is not None]
             if rows:
@@ -180,9 +188,9 @@ class Survey:
         return found
 
     def compare(self, after: int, upto: int) -> Found:
-        """Compare the references that are known with the records, of the objects of a range."""
+        """Compare the known references of the objects in a range with their records."""
         found = Found()
-        for session, page in self._all(found, self._adapter.known_references, after, upto):
+        for session, page in self._all(found, self._adapter.sql.known_references, after, upto):
             for oid, tid, stored, kept, state in page:
                 refs = self._references_of(session, found, oid, tid, state)
                 if refs is not None:
@@ -195,19 +203,21 @@ class Survey:
                 self._tell(found, oid, tid, f'{where} has {_oids(said)}, and the record refers to {_oids(refs)}')
                 found.differences += 1
 
-    def _all(self, found: Found, read: Callable[..., list[Row]], after: int, upto: int
-             ) -> Iterator[tuple[Session, list[Row]]]:
+    def _all(self, found: Found, sql: str, after: int, upto: int) -> Iterator[tuple[Session, list[Row]]]:
         """Yield all pages of a range, each with the session that reads them; count their revisions."""
         page = [(after, MAX_TID)]
         with self._database.pool.session() as session:
-            while page := read(session, page[-1][:2], upto, ROWS):
+            while page := session.all(sql, (*self._after(*page[-1][:2]), upto, ROWS)):
                 found.revisions += len(page)
                 yield session, page
 
-    def _references_of(self, session: Session, found: Found, oid: int, tid: int, state: bytes | None) -> bytes | None:
-        """Return what a record refers to. None: it cannot be read, or was changed or packed in this moment.
+    def _after(self, oid: int, tid: int) -> tuple[int, ...]:
+        return (oid, tid) if self._adapter.keep_history else (oid,)
 
-        What it may refer to then is not worth keeping: whoever can read it is not to be misled.
+    def _references_of(self, session: Session, found: Found, oid: int, tid: int, state: bytes | None) -> bytes | None:
+        """Return what a record refers to. None: it cannot be read, or was just changed or packed.
+
+        A guess at its references is not saved: that would mislead those who can read the record.
         """
         if state is None:
             [state] = self._adapter.load_serial(session, oid, tid) or [None]

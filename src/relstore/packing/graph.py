@@ -1,6 +1,6 @@
 """Graph: which objects refer to which, as of one snapshot of the database, in compact arrays.
 
-A revision takes 28 bytes and 8 for each of its references; an object 13 besides, 21 where oids are scattered.
+A revision takes 28 bytes plus 8 for each reference; an object 13 more, or 21 if oids are scattered.
 """
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from operator import itemgetter
 
 from relstore.sessions.session import Row
 
-# An object's place is its oid, as long as there are not more unused places than this for each revision; else its rank.
+# An object's place is its oid if that needs fewer places than this per revision; otherwise it is its rank.
 SCATTERED = 4
 
 # What became of an object: the values of `marks`.
@@ -21,20 +21,20 @@ UNREACHED, REACHED = 0, 1
 
 
 class Graph:
-    """Filled page by page with `add`, then closed by `finish`; `reach` goes from object to object.
+    """Filled page by page with `add`, then completed by `finish`; `reach` follows references.
 
-    `places` are small numbers that stand for objects; `place_of` and `oid_of` translate.
+    A place is a small number that stands for an object; `place_of` and `oid_of` translate.
     """
 
     def __init__(self) -> None:
         self._oids = array('q')         # of each revision
         self._tids = array('q')
-        self._ends = array('q', [0])    # of revision n: where its references end, and those of n + 1 begin
+        self._ends = array('q', [0])    # for revision n: where its references end, and those of n + 1 begin
         self._refs = array('Q')
-        self._deletions = bytearray()   # is it one?
+        self._deletions = bytearray()   # is the revision a deletion?
 
     def __len__(self) -> int:
-        """How many revisions there are."""
+        """The number of revisions."""
         return len(self._oids)
 
     def add(self, rows: Sequence[Row]) -> None:
@@ -52,20 +52,20 @@ class Graph:
         self._deletions.extend(map(bool, map(itemgetter(-1), rows)))
 
     def finish(self, pack_tid: int, keep_nowhere: bool = False) -> None:
-        """Link what counts: of each object the newest revision not after `pack_tid`, and all later ones.
+        """Link the revisions that count: of each object the newest one up to `pack_tid`, and all later ones.
 
-        keep_nowhere: `dangling` will be asked.
+        keep_nowhere: prepare for `dangling`.
         """
         self._find_places()
-        # Of references to what has no place, where they are: the oid.
+        # The oids of references to objects without a place, by position in _refs.
         self._nowhere = {number: oid for number, oid in enumerate(self._refs) if self.place_of(oid) is None
                          } if keep_nowhere else {}
         places, oids, tids = self._places, self._oids, self._tids
-        # Each of these has a place.
+        # Every oid of a revision has a place.
         revision_places = oids if places is None else array(
             'q', map(self.place_of, oids))      # type: ignore[arg-type, type-var]  # see above
-        self.newest = array('q', bytes(8 * self.size))      # by place: the tid that it had at `pack_tid`; 0: none
-        self.current = array('q', bytes(8 * self.size))     # by place: the tid that it has now; 0: no such object
+        self.newest = array('q', bytes(8 * self.size))      # by place: the tid of the object at `pack_tid`; 0: none
+        self.current = array('q', bytes(8 * self.size))     # by place: its current tid; 0: no such object
         self.older = array('q')                             # places of objects with revisions before `newest`
         self._deleted = bytearray(self.size)                # by place: is the current revision a deletion?
         newest, current, deleted = self.newest, self.current, self._deleted
@@ -81,7 +81,7 @@ class Graph:
                     newest[place] = tid
         self.older.extend(place for place, flag in enumerate(with_older) if flag)
         self._first = array('i', [-1]) * self.size          # by place: its last linked revision
-        self._next = array('i', bytes(4 * len(oids)))       # by revision: the one linked before, -1: none
+        self._next = array('i', bytes(4 * len(oids)))       # by revision: the one linked before it; -1: none
         first, following = self._first, self._next
         for number, (place, tid) in enumerate(zip(revision_places, tids, strict=True)):
             if tid >= newest[place]:
@@ -99,7 +99,7 @@ class Graph:
             self.size = len(self._places)
 
     def _refs_to_places(self) -> None:
-        """Replace oids by places. What leads nowhere gets the place after the last, which is always marked."""
+        """Replace oids by places. A dangling reference gets the place after the last, which is always marked."""
         refs, nowhere = self._refs, self.size
         if self._places is None:
             if max(refs, default=0) >= nowhere:
@@ -113,7 +113,7 @@ class Graph:
         self.marks.append(REACHED)
 
     def place_of(self, oid: int) -> int | None:
-        """Return the place that stands for an object, or None where nothing can be there."""
+        """Return the place of an object, or None if it has none."""
         if self._places is None:
             return oid if oid < self.size else None
         place = bisect_left(self._places, oid)
@@ -123,7 +123,7 @@ class Graph:
         return place if self._places is None else self._places[place]
 
     def reach(self, roots: Iterable[int]) -> None:
-        """Mark the places `roots`, and whatever can be reached from there."""
+        """Mark the places `roots`, and everything reachable from them."""
         marks, first, following, ends, refs = self.marks, self._first, self._next, self._ends, self._refs
         waiting = []
         for place in roots:
@@ -140,15 +140,15 @@ class Graph:
                 number = following[number]
 
     def dangling(self, root: int) -> Iterator[tuple[int, int]]:
-        """Go breadth first from `root`; yield (place, oid that it refers to), where there is no such object.
+        """Go breadth first from `root`; yield (place, oid that it refers to) for references to missing objects.
 
-        `path_to` then tells how each place was reached. Takes 16 bytes more of memory for each object.
+        `path_to` then tells how each place was reached. Takes 16 more bytes of memory per object.
         """
         first, following, ends, refs, current = self._first, self._next, self._ends, self._refs, self.current
         self._parents = array('q', [-1]) * self.size
         self.marks[root] = REACHED
         waiting = array('q', [root])
-        for place in waiting:       # which grows meanwhile
+        for place in waiting:       # grows meanwhile
             number = first[place]
             while number >= 0:
                 for position in range(ends[number], ends[number + 1]):
@@ -171,7 +171,7 @@ class Graph:
         return path[::-1]
 
     def unreached(self) -> Iterator[int]:
-        """Yield the places of the objects that were not reached, in the order of their oids."""
+        """Yield the places of the unreached objects, in oid order."""
         current, marks = self.current, self.marks
         place = marks.find(UNREACHED)
         while place >= 0:
@@ -180,14 +180,14 @@ class Graph:
             place = marks.find(UNREACHED, place + 1)
 
     def is_deleted(self, place: int) -> bool:
-        """Whether the object's current revision says that it is no more."""
+        """Whether the object's current revision is a deletion."""
         return bool(self._deleted[place])
 
     def changed_after(self, tid: int) -> Iterator[int]:
         return (place for place, current in enumerate(self.current) if current > tid)
 
     def deleted(self) -> Iterator[int]:
-        """Yield the places of the objects that are no more, in the order of their oids."""
+        """Yield the places of the deleted objects, in oid order."""
         place = self._deleted.find(1)
         while place >= 0:
             yield place

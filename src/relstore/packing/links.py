@@ -1,7 +1,7 @@
-"""Links: what a transaction is to refer to, and whether a pack removes it, or has removed it; pack.py says why.
+"""Links: checks that no pack removes, or has removed, what a transaction newly refers to; pack.py says why.
 
-It is looked at between vote and finish. A reference that one of the changed objects has already is no new one, also
-where it moves from one to another, as in a bucket that splits: where it leads nowhere, it did so before.
+The check runs between vote and finish. A reference that any of the changed objects already has is not new, even if it
+moves from one to another, as when a bucket splits: if it leads nowhere, it did so before.
 """
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from relstore.references import might_refer, unpack
 from relstore.sessions.session import Session
 from relstore.spool import Pending, Spool
 
-# Links that are looked up at a time: in any database's smallest message is room for three times as many.
+# Links looked up at a time: any database's smallest message has room for three times as many.
 LOOKED_UP = 10_000
 # Objects whose references are read at a time.
 READ = 1000
-# Missing objects of which an instance remembers that it has refused a link to them.
+# Missing objects that an instance remembers having refused a link to.
 REMEMBERED = 1000
 
 
 class Links:
     """The links of one transaction.
 
-    session: has voted. refused: missing objects to which this instance of the storage has refused a link before.
+    session: has voted. refused: missing objects that this instance of the storage has refused a link to before.
     """
 
     def __init__(self, database: Database, session: Session, spool: Spool, refused: set[int]):
@@ -45,30 +45,29 @@ class Links:
         return Revisions(self._database, Report(), lambda what, done, total: None)
 
     def look(self, sweeping: int, swept: Sequence[Sequence[int]] | None, may_have_seen: Callable[[int], bool]) -> None:
-        """Refuse new links to what is being removed, or is not there.
+        """Refuse new links to what is being removed, or does not exist. Nor may what is being removed be changed.
 
-        sweeping: the generation of a sweep that is under way; 0: none is. swept: what was removed since the connection
-        began, each list in order; None: it is not known. may_have_seen: whether the view may have shown an object that
-        is not there now. An object that is being removed may not be changed either.
+        sweeping: the pack whose sweep is under way; 0: none. swept: what was removed since the connection began, each
+        list in order; None: unknown. may_have_seen: whether the view may have shown an object that is not there now.
         """
         if sweeping:
             self._refuse_what_goes(sweeping)
         missing = self.linked - self.changed
         error = partial(self._not_there, may_have_seen)
         if swept is None:
-            self._look_up(missing, partial(self._adapter.missing, self._session), error)
+            self._look_up(missing, self._those_missing, error)
         else:
             self._look_up(missing, lambda oids: [oid for oid in oids if is_in_any(swept, oid)], error)
 
     def _refuse_what_goes(self, sweeping: int) -> None:
         try:
-            self._look_up(self.linked | self.changed, partial(self._adapter.going, self._session, sweeping),
+            self._look_up(self.linked | self.changed, partial(self._adapter.sweeps.going, self._session, sweeping),
                           self._goes)
         except LookupError:
             self._refuse_all_that_is_new()
 
     def _refuse_all_that_is_new(self) -> None:
-        """What goes is not known, so only new objects may be linked: what is there may refer to what is not.
+        """Refuse links to anything but new objects, because what goes is unknown: an old one may refer to it.
 
         Nor may a link move: its old place may be garbage. Garbage may be changed: the pack that ends this removes it.
         """
@@ -96,7 +95,7 @@ class Links:
 
     def _look_up(self, oids: set[int], gone: Callable[[set[int]], list[int]],
                  error: Callable[[int], Exception]) -> None:
-        """Raise an error for one of these objects that is gone. gone: returns some of those that are."""
+        """Raise an error if one of these objects is gone. gone: returns some of those that are."""
         left = iter(oids)
         while some := set(islice(left, LOOKED_UP)):
             if found := gone(some):
@@ -104,15 +103,21 @@ class Links:
             if found:
                 raise error(found[0])
 
+    def _those_missing(self, oids: Iterable[int]) -> list[int]:
+        """Return some of the objects that do not exist, or are deleted."""
+        parameters = (self._adapter.oid_list(oids),)
+        return [oid for oid, in self._session.all(self._adapter.sql.missing, parameters)]
+
     def _goes(self, oid: int) -> Exception:
         self._database.conflicts.conflict(oid, '', resolved=False)
         return ConflictError(f'The object {oid:#x}, which this transaction changes or refers to, was not referred to '
                              'by anything, and is removed by a pack', oid=p64(oid))
 
     def _not_there(self, may_have_seen: Callable[[int], bool], oid: int) -> Exception:
-        """A younger view usually does not find what was removed since. Where this one did not either, none will.
+        """Return a ConflictError if a newer view may differ: it usually does not find what was removed since.
 
-        Nor will another one after that; but it may not be looked at then, if not for what is remembered here.
+        A StorageError if even this view did not find the object, or if this instance has refused the link before: a
+        retry with a newer view would fail again, but may_have_seen may not show that.
         """
         message = (f'The object {oid:#x}, to which this transaction adds a reference, is not there: a pack has removed '
                    'it, or it was deleted, or it was missing before')
@@ -135,11 +140,11 @@ class Links:
 
     @cached_property
     def _kept(self) -> set[int]:
-        """What the changed objects refer to already, but for these themselves."""
+        """What the changed objects already refer to, without these objects themselves."""
         return set().union(*(refs for _, refs in self._references_now())) - self.changed
 
     def _references(self) -> Iterator[tuple[int, Collection[int]]]:
-        """Yield (oid, what it is to refer to) of all that changes."""
+        """Yield (oid, what it will refer to) of each changed object."""
         for row in self._spool:
             whole = row if row.start < 0 else self._spool[row.oid]
             yield row.oid, self._references_of(whole)
@@ -148,20 +153,20 @@ class Links:
         return unpack(might_refer(self._database.plain(row.held)) if row.refs is None else row.refs)
 
     def _references_now(self) -> Iterator[tuple[int, Collection[int]]]:
-        """Yield (oid, what it refers to) of all that changes, as it is now."""
+        """Yield (oid, what it refers to now) of each changed object that exists."""
         return self.current(row.oid for row in self._spool if row.base or row.restored)
 
     def current(self, oids: Iterable[int]) -> Iterator[tuple[int, Collection[int]]]:
-        """Yield (oid, what it refers to) of those of these objects that exist."""
+        """Yield (oid, what it refers to) of each of these objects that exists."""
         left = iter(oids)
         while some := list(islice(left, READ)):
-            rows = self._adapter.current_revisions(self._session, some)
+            rows = self._session.all(self._adapter.sql.current_revisions, (self._adapter.oid_list(some),))
             for oid, _, refs, *_ in self._revisions.complete(rows, self._session):
                 yield oid, unpack(refs or b'')
 
 
 def is_in_any(lists: Iterable[Sequence[int]], oid: int) -> bool:
-    """Whether an object is in one of these lists of oids, each in order."""
+    """Whether an object is in one of these sorted lists of oids."""
     return any(_is_in(oids, oid) for oids in lists)
 
 

@@ -30,11 +30,12 @@ import logging
 import time
 from contextlib import closing
 
-from relstore.adapters import rights
-from relstore.adapters.base import PREPARED, PREPARED_NOW, Pack
+from relstore.adapters.base import MAX_TID
+from relstore.adapters.rights import PACK
 from relstore.database import Database
 from relstore.errors import ConfigurationError, Unavailable
 from relstore.packing.garbage import Doomed
+from relstore.packing.packs import PREPARED, PREPARED_NOW, Pack, Packs
 from relstore.packing.packtime import tid_of
 from relstore.packing.prepare import Preparation
 from relstore.packing.report import Progress, Report
@@ -69,11 +70,13 @@ class Packer:
             self._preparation().list(pack_time, present)
             return self.report
         with closing(self._adapter.connect()) as session:
-            rights.refuse(self._adapter, session, rights.PACK)
-            holder = self._adapter.lock_pack(session)
+            self._adapter.rights.refuse(session, PACK)
+            holder = self._adapter.pack_lock.take(session)
             if holder is not None:
                 raise Unavailable(f'{self._adapter} is being packed by {holder}.')
+            self._database.refuse_another_version(session)      # a migration has the lock, too
             self._remember(session)
+            files = self._database.blobs.before_pack(session)
             unfinished = self._unfinished(session, afresh=self._gc and present and not (prepack_only or skip_prepack))
             if unfinished is not None:
                 self._end_interrupted(session, unfinished, prepack_only)
@@ -82,12 +85,14 @@ class Packer:
                     pack = self._prepared(session)
                     self._refuse_what_relstorage_may_harm(session, pack.progress == PREPARED_NOW)
                     self._sweep(session, pack)
+                    self._remove_files(session, files, pack_time)
                 return self.report
             self._refuse_what_relstorage_may_harm(session, present)
             preparation = self._preparation(lost=self._before[1][1] != 0)
             pack = preparation.write_down(session, pack_time, present)
             if not prepack_only:
                 self._sweep(session, pack, preparation.doomed)
+                self._remove_files(session, files, pack_time)
         return self.report
 
     def _preparation(self, lost: bool = False) -> Preparation:
@@ -96,9 +101,14 @@ class Packer:
     def _sweep(self, session: Session, pack: Pack, doomed: Doomed | None = None) -> None:
         Sweep(self._database, session, pack, self._before, doomed, self.report, self._progress).run()
 
+    def _remove_files(self, session: Session, before: set[tuple[int, int]], pack_time: float | None) -> None:
+        """Those of blobs, where they are in a directory. before: the revisions that had one when the pack began."""
+        pack_tid = MAX_TID if pack_time is None else tid_of(pack_time)
+        self.report.files, self.report.file_bytes = self._database.blobs.after_pack(session, before, pack_tid)
+
     def _remember(self, session: Session) -> None:
         """Remember what nobody is to change until a sweep begins."""
-        self._before = self._adapter.epoch(session), self._adapter.sweep_state(session)
+        self._before = self._adapter.epoch(session), self._adapter.sweeps.state(session)
 
     def _end_interrupted(self, session: Session, pack: Pack, prepack_only: bool) -> None:
         """Go on with a sweep that was interrupted, unless nothing of the kind is to be removed now.
@@ -125,11 +135,11 @@ class Packer:
         Where a list of a copy of the database has taken the place of its own, only a pack that looks for all garbage
         afresh, and lets none of it stay, can find what it has left.
         """
-        _, generation = self._adapter.sweep_state(session)
-        if not generation:
+        _, sweeping = self._adapter.sweeps.state(session)
+        if not sweeping:
             return None
-        pack = self._adapter.last_pack(session)
-        if (pack is not None and pack.generation == generation
+        pack = Packs(self._adapter, session).last()
+        if (pack is not None and pack.pack_id == sweeping
                 and pack.token == self._adapter.meta(session).get('sweeping')):
             return pack
         if not afresh:
@@ -142,7 +152,7 @@ class Packer:
 
     def _prepared(self, session: Session) -> Pack:
         """Return what was prepared earlier, or refuse it."""
-        pack = self._adapter.last_pack(session)
+        pack = Packs(self._adapter, session).last()
         if pack is None or pack.progress not in (PREPARED, PREPARED_NOW):
             raise ConfigurationError(f'Nothing is prepared in {self._adapter}; run a pre-pack first.')
         if pack.gc != self._gc:
@@ -151,7 +161,7 @@ class Packer:
         # Where there is a history its row stays. Without, what was prepared here may have been written again.
         here = not self._adapter.keep_history and self._adapter.meta(session).get('prepared') == pack.token
         if (self._adapter.last_tid(session) < pack.marked_tid
-                or not here and not self._adapter.has_tid(session, pack.marked_tid)):
+                or not here and session.one(self._adapter.sql.has_tid, (pack.marked_tid,)) is None):
             raise ConfigurationError(
                 f'What is prepared in {self._adapter} was prepared on another state of it: its newest transaction '
                 f'{pack.marked_tid:#x} is not to be found here. Prepare again.')

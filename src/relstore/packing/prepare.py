@@ -1,4 +1,4 @@
-"""Prepare: finds out, from one snapshot of the database, what may go, and writes it down."""
+"""Prepare: finds what may be removed, from one snapshot of the database, and writes the list."""
 from __future__ import annotations
 
 import heapq
@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from itertools import islice
 
-from relstore.adapters.base import PREPARED, PREPARED_NOW, Pack
 from relstore.database import Database
 from relstore.errors import ConfigurationError, changed_garbage
-from relstore.packing.garbage import LATER, OBJECT, OLDER, ROWS, SPARED, Doomed, forget_lists, pages
+from relstore.marks import last_marked, looked, taken_marks
+from relstore.packing.garbage import LATER, OBJECT, OLDER, ROWS, SPARED, Doomed, GarbageList
 from relstore.packing.graph import Graph
+from relstore.packing.packs import PREPARED, PREPARED_NOW, Pack, Packs
 from relstore.packing.packtime import tid_of
 from relstore.packing.reading import Revisions
 from relstore.packing.report import Progress, Report
@@ -23,34 +24,34 @@ from relstore.sessions.session import Row, Session
 
 log = logging.getLogger('relstore.pack')
 
-# Unreadable records that an error names.
+# Unreadable records named in an error.
 EXAMPLES = 5
 
 
 class Preparation:
-    """One look for what may go.
+    """One search for what may be removed.
 
-    report: of what is found; its `gc` says whether to look for garbage.
-    lost: nobody knows what an interrupted sweep has removed. Then garbage that was changed since may refer to that, so
-    it may not stay: it could be linked.
+    report: gets what is found; its `gc` says whether to look for garbage.
+    lost: it is unknown what an interrupted sweep has removed. Garbage that was changed since may refer to that, so it
+    may not stay: it could be linked.
     """
 
     def __init__(self, database: Database, report: Report, progress: Progress, lost: bool = False):
         self._adapter, self._report, self._progress = database.adapter, report, progress
         self._revisions = Revisions(database, report, progress)
         self._lost = lost
-        self.doomed: Doomed | None = None       # as it was written down
+        self.doomed: Doomed | None = None       # the list as written
 
     def list(self, pack_time: float | None, present: bool) -> None:
-        """Have the report list what may go. Nothing is written. pack_time, present: as for `write_down`."""
+        """List in the report what may go, without writing. pack_time, present: as for `write_down`."""
         rows = self._look(None, pack_time, present)
         with self._report.timed('listing'):
             self._list(rows)
 
     def write_down(self, session: Session, pack_time: float | None, present: bool) -> Pack:
-        """Write down what may go.
+        """Write the list of what may go.
 
-        session: has the lock of packs. pack_time: see tid_of. present: whether that is now, or is None.
+        session: has the lock of packs. pack_time: see tid_of. present: whether pack_time is now, or None.
         """
         rows = self._look(session, pack_time, present)
         with self._report.timed('listing'):
@@ -80,7 +81,7 @@ class Preparation:
         pack_tid = self._report.pack_tid
         if self._report.gc:
             self._mark(graph, pack_tid)
-        # The row with the highest tid always stays where there are no others: it says what the newest transaction is.
+        # Without history the row with the highest tid always stays: it says what the newest transaction is.
         last = pack_tid if self._adapter.keep_history else min(pack_tid, self._report.marked_tid - 1)
         gone = (place for place in graph.deleted() if graph.current[place] <= last)
         if not self._report.gc:
@@ -109,7 +110,7 @@ class Preparation:
             graph.reach(newest)
 
     def _refuse_wrapped(self) -> None:
-        """What only unknown records refer to would be garbage: where they are encrypted, that is nearly everything."""
+        """Refuse to take as garbage what only unreadable records refer to: nearly everything if they are encrypted."""
         report = self._report
         if report.wrapped:
             examples = ', '.join(f'{oid:#x}' for oid, _ in report.examples[:EXAMPLES])
@@ -121,9 +122,9 @@ class Preparation:
 
     def _garbage_without_history(self, graph: Graph, gone: Iterable[int], marked_at: int, upto: int
                                  ) -> Iterator[tuple[int, int, int, int]]:
-        """Nobody knows when an object was unlinked, so it goes when an earlier pack has seen it so.
+        """Return rows for the list. The time an object was unlinked is unknown: it goes if an earlier pack found it so.
 
-        What stays keeps what it refers to, for it might be linked again.
+        Garbage that stays keeps what it refers to, because it might be linked again.
         """
         places = array('q', graph.unreached())
         known = self._known_garbage()
@@ -135,19 +136,20 @@ class Preparation:
                 ((place, -OBJECT, marked_at) for place in gone),
                 ((place, -LATER if graph.marks[place] else -OBJECT, first)
                  for place, first in zip(places, since, strict=True))):
-            if place != last:       # that it goes comes first
+            if place != last:       # going comes first
                 yield graph.oid_of(place), graph.current[place], first, -goes
             last = place
 
     def _known_garbage(self) -> Callable[[int], int]:
-        """Return a function from an oid to when it was first found unreachable; 0: now."""
+        """Return a function from an oid to the tid when it was first found unreachable; 0: only now."""
         oids, since = array('q'), array('q')
         with closing(self._adapter.connect()) as session:
-            taken, looked = set(self._adapter.taken_marks(session)), self._adapter.looked(session)
-            for page in pages(self._adapter, session, self._adapter.last_marked(session)):
+            adapter = self._adapter
+            taken, first = set(taken_marks(adapter, session)), looked(adapter, session)
+            for page in GarbageList(adapter, session, last_marked(adapter, session)).pages():
                 rows = [row for row in page if row[3] != SPARED and row[0] not in taken]
                 oids.extend(row[0] for row in rows)
-                since.extend(row[2] or looked for row in rows)
+                since.extend(row[2] or first for row in rows)
 
         def known(oid: int) -> int:
             place = bisect_left(oids, oid)
@@ -163,31 +165,32 @@ class Preparation:
             goes.extend(row[3] for row in some)
 
     def _write_down(self, session: Session, rows: Iterator[Row], present: bool) -> Pack:
-        adapter, report, token = self._adapter, self._report, secrets.token_hex(8)
-        generation = adapter.new_pack(session, report.pack_tid, report.marked_tid, report.gc, token)
+        packs, report, token = Packs(self._adapter, session), self._report, secrets.token_hex(8)
+        pack_id = packs.new(report.pack_tid, report.marked_tid, report.gc, token)
+        listed = GarbageList(self._adapter, session, pack_id)
         self.doomed, written = Doomed(), 0
         while some := list(islice(rows, ROWS)):
             self._report.count(some)
             self.doomed.add(some)
-            adapter.add_garbage(session, [(generation, *row) for row in some])
-            time.sleep(adapter.pause)
+            listed.add(some)
+            time.sleep(self._adapter.pause)
             written += len(some)
             self._progress('listing', written, None)
         progress = PREPARED_NOW if present else PREPARED
-        adapter.end_marking(session, generation, token, report.objects, progress)
-        forget_lists(adapter, session, generation)
+        packs.end_marking(pack_id, token, report.objects, progress)
+        listed.forget_others()
         log.info('Objects that may go: %d; that lose older revisions: %d; that may go later: %d.', report.objects,
                  report.older, report.later)
-        return Pack(generation, report.pack_tid, report.marked_tid, report.gc, progress, token, report.objects)
+        return Pack(pack_id, report.pack_tid, report.marked_tid, report.gc, progress, token, report.objects)
 
 
 def _in_order(graph: Graph, gone: Iterable[int], unreached: Iterable[int], marked_at: int
               ) -> Iterator[tuple[int, int, int, int]]:
-    """Yield rows for the list: objects that go, and of those that stay what is older."""
+    """Yield rows for the list: objects that go, and objects that stay but lose older revisions."""
     last = -1
     for place, goes in heapq.merge(((place, -OBJECT) for place in unreached), ((place, -OBJECT) for place in gone),
                                    ((place, -OLDER) for place in graph.older)):
-        if place != last:       # that an object goes comes first
+        if place != last:       # going comes first
             tid = graph.current[place] if goes == -OBJECT else graph.newest[place]
             yield graph.oid_of(place), tid, marked_at, -goes
         last = place

@@ -1,4 +1,4 @@
-"""Revisions: reads all revisions of a database, with what they refer to, for those who look at all of it."""
+"""Revisions: reads all revisions of a database, with their references."""
 from __future__ import annotations
 
 import time
@@ -12,31 +12,31 @@ from relstore.packing.report import Progress, Report
 from relstore.references import is_wrapped, might_refer, references
 from relstore.sessions.session import Row, Session
 
-# References that are kept at a time.
+# References saved at a time.
 ROWS = 2500
-# Seconds after which a session that waits says something.
-ALIVE = 10.0
-# Unreadable records that a report names.
+# How often a waiting session uses its connection, to keep it alive.
+KEEPALIVE_SECONDS = 10.0
+# Unreadable records named in a report.
 NAMED = 20
 
 Found = list[tuple[int, int, bytes]]    # (oid, tid, references)
 
 
 class Revisions:
-    """One look at the revisions of a database. report: is told what could not be read."""
+    """One pass over the revisions of a database. report: gets what could not be read."""
 
     def __init__(self, database: Database, report: Report, progress: Progress):
         self._database, self._adapter = database, database.adapter
         self._report, self._progress = report, progress
 
     def graph(self, with_references: bool, keeper: Session | None = None) -> tuple[Graph, int]:
-        """Return the graph of one snapshot, and the tid of that.
+        """Return the graph of one snapshot, and the snapshot's tid.
 
-        keeper: writes down references that had to be found out. It has the lock of packs, so it says something now and
-        then: neither the server nor the network is to take it for idle.
+        keeper: the session that saves references computed from records. It has the lock of packs, so it is used now
+        and then: neither the server nor the network may take it for idle.
         """
         graph, adapter = Graph(), self._adapter
-        # What is in the pool may have died with the server.
+        # Pooled sessions may have died with the server.
         with closing(adapter.connect()) as reader, ThreadPoolExecutor(1) as executor:
             tid = adapter.begin_snapshot(reader)
             about = adapter.estimated_count(reader)
@@ -51,17 +51,17 @@ class Revisions:
                 self._progress('reading', len(graph), max(about, len(graph)))
                 if len(found) >= ROWS:
                     saving.result()
-                    saving = executor.submit(self._save, keeper, found)     # while the next ones are read
+                    saving = executor.submit(self._save, keeper, found)     # while the next page is read
                     found = []
-                if keeper is not None and time.monotonic() > asked + ALIVE:
-                    executor.submit(adapter.sweep_state, keeper)
+                if keeper is not None and time.monotonic() > asked + KEEPALIVE_SECONDS:
+                    executor.submit(adapter.sweeps.state, keeper)
                     asked = time.monotonic()
             saving.result()
             self._save(keeper, found)
         return graph, tid
 
     def complete(self, page: list[Row], session: Session, found: Found | None = None) -> list[Row]:
-        """Return revisions with the references of all; add to `found` those that were not known, and are now."""
+        """Return revisions with all their references; add to `found` those that had to be computed."""
         if all(row[2] is not None for row in page):
             return page
         rows, untransform = [], self._database.untransform
@@ -71,7 +71,7 @@ class Revisions:
                 if state is None:
                     [state] = self._adapter.load_serial(session, oid, tid) or [None]
                 refs = _references(state, untransform)
-                if refs is None:        # not kept: whoever can read it, or can later, is not to be misled
+                if refs is None:        # not saved: that would mislead those who can read the record, now or later
                     refs = self._guessed(oid, tid, state)
                 elif found is not None:
                     found.append((oid, tid, refs))
@@ -79,7 +79,7 @@ class Revisions:
         return rows
 
     def _guessed(self, oid: int, tid: int, state: bytes) -> bytes:
-        """Return all that a record may refer to which cannot be read, and report it."""
+        """Return all that an unreadable record may refer to, and report it."""
         record = self._database.plain(state)
         self._report.unreadable += 1
         self._report.wrapped += is_wrapped(record)
@@ -97,5 +97,5 @@ def _references(state: bytes, untransform: Callable[[bytes], bytes]) -> bytes | 
     """Return what a record refers to, or None if it cannot be read."""
     try:
         return references(untransform(state))
-    except Exception:       # whatever a wrapper raises where it did not wrap
+    except Exception:       # whatever a wrapper raises for a record that it did not wrap
         return references(state)

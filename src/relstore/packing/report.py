@@ -28,6 +28,8 @@ class Report:
     states: int = 0             # that were removed
     bytes: int = 0              # of these
     transactions: int = 0       # that were removed
+    files: int = 0              # of blobs, in a shared directory, that were removed
+    file_bytes: int = 0         # of these
     unread: int = 0             # records whose references were not known, and were found out
     unreadable: int = 0         # records that could not be read, and are taken to refer to all they may name
     wrapped: int = 0            # those of them that are no pickles and name nothing

@@ -1,42 +1,46 @@
-"""Sweep: removes what was written down, but for what was linked or changed since. pack.py says why that is safe."""
+"""Sweep: removes what is on the list, except what was linked or changed since. pack.py says why that is safe.
+
+The door: votes pass it, and the sweep closes it for a moment to begin or to end (lock_votes).
+"""
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 
-from relstore.adapters.base import MAX_TID, PREPARED, SWEEPING, Pack
+from relstore.adapters.base import MAX_TID
 from relstore.database import Database
 from relstore.errors import Deadlock, LockTimeout, Unavailable, changed_garbage
-from relstore.packing.garbage import Doomed, forget_lists, pages
+from relstore.marks import taken_marks
+from relstore.packing.garbage import Doomed, GarbageList
+from relstore.packing.packs import PREPARED, SWEEPING, Pack, Packs
 from relstore.packing.packtime import tid_of
 from relstore.packing.reading import Revisions
 from relstore.packing.report import Progress, Report
 from relstore.references import unpack
 from relstore.sessions.session import Session
 
-# Revisions that are looked at together.
+# Revisions looked at together.
 ROWS = 2500
-# Seconds that a step is to take, and to take where others commit meanwhile.
-STEP, SHORT_STEP = 0.1, 0.01
-# Seconds after a commit of others for which there may be another one soon.
-BUSY = 3.0
+# How long a step should take, and while others commit.
+STEP_SECONDS, SHORT_STEP_SECONDS = 0.1, 0.01
+# How long after a commit by others another one is expected.
+BUSY_SECONDS = 3.0
 SMALLEST_STEP, FIRST_STEP, LARGEST_STEP = 100, 200, 20_000      # objects
-# Seconds to wait for those between vote and finish, at first: new votes wait behind us. Where that was in vain they are
-# given way to, for so many times as long as they have waited: a client may hang.
-DOOR, LONGEST_DOOR, GIVE_WAY = 0.01, 1.0, 60
-# At least so long, where nobody waits behind us; and seconds after which a session that waits says something.
-SHORTEST_WAY, ALIVE = 0.1, 10.0
+# How long to wait for transactions between vote and finish, at first and at most: new votes wait behind us. After a
+# wait in vain, votes get GIVE_WAY times as long, because a client may hang.
+DOOR_SECONDS, LONGEST_DOOR_SECONDS, GIVE_WAY = 0.01, 1.0, 60
+# The least time that votes get then; and how often a waiting session uses its connection, to keep it alive.
+SHORTEST_GIVE_WAY_SECONDS, KEEPALIVE_SECONDS = 0.1, 10.0
 DOOR_TRIES = 60
-# Revisions that are looked at together while nobody can vote, and seconds after which others may again, unless it goes
-# on like that.
-AT_THE_DOOR, OPEN_AGAIN = 100, 0.05
+# Revisions looked at together while nobody can vote, and how long until votes may go on, except in the later tries.
+AT_THE_DOOR, OPEN_AGAIN_SECONDS = 100, 0.05
 
 
 class Sweep:
-    """One sweep, from the moment in which it begins to its end.
+    """One sweep, from its beginning to its end.
 
-    session: has the lock of packs. before: the epoch and the state of sweeps as they were when that was had. doomed:
-    what was written down just now; None if it was earlier.
+    session: has the lock of packs. before: the epoch and the state of sweeps when that lock was taken. doomed: the
+    list, if this pack has just written it; None if it was written earlier.
     """
 
     def __init__(self, database: Database, session: Session, pack: Pack, before: tuple[str, tuple[int, int]],
@@ -45,14 +49,16 @@ class Sweep:
         self._database, self._adapter, self._options = database, database.adapter, database.options
         self._session, self._pack, self._before = session, pack, before
         self._report, self._progress = report, progress
+        self._packs = Packs(self._adapter, session)
+        self._list = GarbageList(self._adapter, session, pack.pack_id)
         self._revisions = Revisions(database, report, progress)
         self._doomed = doomed or self._read_list()
-        # What was linked may not go now, though nothing refers to it any more.
+        # Objects that were linked may not go in this sweep, even if nothing refers to them any more.
         self._marks_count = pack.gc and pack.progress == PREPARED and not self._adapter.keep_history
 
     def _read_list(self) -> Doomed:
         doomed = Doomed()
-        for page in pages(self._adapter, self._session, self._pack.generation):
+        for page in self._list.pages():
             self._report.count(page)
             doomed.add(page)
         return doomed
@@ -67,15 +73,15 @@ class Sweep:
             report.spared = self._doomed.spared
             if self._adapter.keep_history:
                 self._forget_transactions()
-            with self._database.announced():    # who asks nothing as long as nothing is committed is to learn of it
+            with self._database.announced():    # for processes that poll only after a commit
                 self._end()
             self._database.poll(session)
             session.rollback()
-            forget_lists(self._adapter, session, self._pack.generation)
+            self._list.forget_others()
 
     def _close_the_door(self) -> None:
-        """Take off the list what was linked since, and have each vote from then on look at it."""
-        session, doomed, patience, waited = self._session, self._doomed, DOOR, 0.0
+        """Spare what was linked since; from then on each vote checks the list itself."""
+        session, doomed, patience, waited = self._session, self._doomed, DOOR_SECONDS, 0.0
         for tries in range(DOOR_TRIES):
             self._give_way(waited)
             waited = 0.0
@@ -84,22 +90,22 @@ class Sweep:
             began, mark = time.monotonic(), doomed.mark()
             try:
                 self._adapter.lock_votes(session, patience)
-                until = time.monotonic() + OPEN_AGAIN
+                until = time.monotonic() + OPEN_AGAIN_SECONDS
                 while many := self._catch_up(AT_THE_DOOR):
                     if time.monotonic() > until and tries < DOOR_TRIES // 2:
                         break
                 if many:
-                    session.run('COMMIT')       # what was taken off the list is not looked at again
+                    session.run('COMMIT')       # what was spared is not looked at again
                     continue
                 self._refuse_another_database()
                 self._refuse_what_was_changed()
-                self._adapter.start_sweep(session, self._pack, tid_of(time.time()))
+                self._packs.start_sweep(self._pack, tid_of(time.time()))
                 session.run('COMMIT')
                 self._marks_count = False
                 return
-            except (LockTimeout, Deadlock):     # the latter from a cluster, where others were faster
-                doomed.go_back(mark)        # what was taken off the list is on it again
-                patience = min(patience * 1.2, LONGEST_DOOR)
+            except (LockTimeout, Deadlock):     # Deadlock: in a cluster, where others were faster
+                doomed.go_back(mark)        # what was spared is on the list again
+                patience = min(patience * 1.2, LONGEST_DOOR_SECONDS)
                 waited = time.monotonic() - began
             finally:
                 session.rollback()
@@ -108,25 +114,25 @@ class Sweep:
                           'nothing was removed. Try again with pack-skip-prepack.')
 
     def _give_way(self, waited: float) -> None:
-        """Let others vote, after they have waited behind us in vain."""
-        seconds = max(GIVE_WAY * waited, SHORTEST_WAY) if waited else 0.0
+        """Let others vote, after we have held them up in vain."""
+        seconds = max(GIVE_WAY * waited, SHORTEST_GIVE_WAY_SECONDS) if waited else 0.0
         while seconds > 0:
-            time.sleep(min(seconds, ALIVE))
-            seconds -= ALIVE
+            time.sleep(min(seconds, KEEPALIVE_SECONDS))
+            seconds -= KEEPALIVE_SECONDS
             self._adapter.last_tid(self._session)
 
     def _refuse_another_database(self) -> None:
-        """Nobody has done to it what the lock of packs keeps from it on one server, and on one that lives on."""
+        """Refuse if anything was done that the lock of packs prevents only on one server, and only while that runs."""
         epoch, sweeps = self._before
         if self._adapter.epoch(self._session) != epoch:
             raise Unavailable(f'{self._adapter} was restarted after a crash, restored or emptied meanwhile; nothing '
                               'was removed.')
-        if self._adapter.sweep_state(self._session) != sweeps:
+        if self._adapter.sweeps.state(self._session) != sweeps:
             raise Unavailable(f'{self._adapter} was packed by somebody else meanwhile, on another node of a cluster '
                               'perhaps; nothing was removed.')
 
     def _refuse_what_was_changed(self) -> None:
-        """Where an earlier sweep has lost its list, garbage that was changed may not stay: see `Preparation`.
+        """After an earlier sweep has lost its list, garbage that was changed may not stay: see `Preparation`.
 
         Nobody can have linked it: see Links.
         """
@@ -135,22 +141,22 @@ class Sweep:
             raise changed_garbage(self._adapter)
 
     def _catch_up(self, size: int) -> bool:
-        """Go a step further in taking off the list what was changed or linked since. Return whether there may be more.
+        """Spare some more of what was changed or linked since. Return whether there may be more.
 
-        Look at `size` revisions at most: of those that were committed, or of what they lead to.
+        Look at `size` revisions at most: committed ones, or those that they lead to.
         """
         adapter, session, pack, doomed = self._adapter, self._session, self._pack, self._doomed
         some = doomed.next(size)
         if some:
-            rows = adapter.garbage_revisions(session, pack.generation, some) if pack.gc else []
-            adapter.spare(session, pack.generation, some)
+            rows = self._list.revisions(some) if pack.gc else []
+            self._list.spare(some)
             doomed.spare(oid for row in self._revisions.complete(rows, session) for oid in unpack(row[2]))
             return True
         if doomed.seen is None:
             doomed.seen = pack.marked_tid, MAX_TID
         page = adapter.changes(session, *doomed.seen, size)
         if not page:
-            return self._marks_count and doomed.spare(adapter.taken_marks(session))
+            return self._marks_count and doomed.spare(taken_marks(adapter, session))
         doomed.seen = page[-1][1], page[-1][0]
         changed = [row[0] for row in page]
         if pack.gc:
@@ -159,16 +165,16 @@ class Sweep:
         return doomed.spare(changed) or len(page) == size or self._marks_count
 
     def _remove(self) -> None:
-        adapter, session, generation, after = self._adapter, self._session, self._pack.generation, -1
+        adapter, session, pack_id, after = self._adapter, self._session, self._pack.pack_id, -1
         report = self._report
         done, total = 0, report.objects + report.older or None
         for size in self._steps():
             while not adapter.writes_alone(session) and self._catch_up(ROWS):
                 pass
-            upto = adapter.garbage_end(session, generation, after, size)
+            upto = self._list.end(after, size)
             if upto is None:
                 return
-            states, removed = adapter.sweep(session, generation, after, upto)
+            states, removed = adapter.sweep(session, pack_id, after, upto)
             report.states += states
             report.bytes += removed
             after = upto
@@ -177,19 +183,20 @@ class Sweep:
 
     def _forget_transactions(self) -> None:
         adapter, session, report, after = self._adapter, self._session, self._report, 0
-        named = adapter.has_foreign_key(session)
+        # Does object_state name the transaction that a state replaced, as RelStorage's does?
+        [[named]] = session.all(adapter.sql.has_foreign_key)
         for size in self._steps():
-            upto = adapter.transactions_end(session, after, self._pack.pack_tid, size)
+            [[upto]] = session.all(adapter.sql.transactions_end, (after, self._pack.pack_tid, size))
             if upto is None:
                 return
-            report.transactions += adapter.forget_transactions(session, after, upto, named)
+            report.transactions += adapter.forget_transactions(session, after, upto, named > 0)
             after = upto
             self._progress('forgetting transactions', report.transactions, None)
 
     def _steps(self) -> Iterator[int]:
-        """Yield how many objects the next step is to remove: as many as it has time for.
+        """Yield how many objects the next step should remove: as many as fit its time.
 
-        Where others commit, steps are short, and pauses between them make up pack-duty-cycle.
+        While others commit, steps are short, and the pauses between them follow pack-duty-cycle.
         """
         size, duty, longest = FIRST_STEP, self._options.pack_duty_cycle or 1, self._options.pack_batch_timeout
         last, busy_until = self._adapter.last_tid(self._session), 0.0
@@ -201,29 +208,29 @@ class Sweep:
             self._report.longest_step = max(self._report.longest_step, seconds)
             newest = self._adapter.last_tid(self._session)
             if newest != last:
-                last, busy_until = newest, began + BUSY
+                last, busy_until = newest, began + BUSY_SECONDS
             busy = began < busy_until
-            wanted = min(SHORT_STEP if busy else STEP, longest)
-            # Not too much because of one that took long: something else may have been the reason.
+            wanted = min(SHORT_STEP_SECONDS if busy else STEP_SECONDS, longest)
+            # Do not overreact to one slow step: something else may have delayed it.
             size = int(size * min(max(wanted / max(seconds, 1e-6), 0.5), 2.0))
             size = max(SMALLEST_STEP, min(size, LARGEST_STEP))
             if busy and duty < 1:
                 time.sleep(min(seconds * (1 / duty - 1), self._options.pack_max_delay))
 
     def _end(self) -> None:
-        patience, waited, deadline = DOOR, 0.0, time.monotonic() + 2 * self._options.commit_lock_timeout
+        patience, waited, deadline = DOOR_SECONDS, 0.0, time.monotonic() + 2 * self._options.commit_lock_timeout
         while True:
             self._give_way(waited)
             began = time.monotonic()
             try:
                 self._adapter.lock_votes(self._session, patience)
-                self._adapter.end_sweep(self._session, self._pack)
+                self._packs.end_sweep(self._pack)
                 self._session.run('COMMIT')
                 return
             except (LockTimeout, Deadlock):
                 if time.monotonic() > deadline:
                     raise
-                patience = min(patience * 1.2, LONGEST_DOOR)
+                patience = min(patience * 1.2, LONGEST_DOOR_SECONDS)
                 waited = time.monotonic() - began
             finally:
                 self._session.rollback()

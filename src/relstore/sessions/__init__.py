@@ -1,1 +1,1 @@
-"""Sessions: connections to a database, which module makes them, and the pool that lends them."""
+"""Sessions: connections to a database, the drivers that make them, and the pool that lends them."""

@@ -2,8 +2,8 @@
 
 `classify` maps a driver's exception to the class of `relstore.errors` that says what to do about it. It goes by
 SQLSTATE, because drivers disagree about exception classes: pgbouncer, for one, reports a lost server as 08P01, which
-psycopg calls a ProtocolViolation and psycopg2 an OperationalError. For MySQL and MariaDB it is the error number, which
-says more there. SQLite's errors are told by their text: Python 3.10 gives no code.
+psycopg calls a ProtocolViolation and psycopg2 an OperationalError. For MySQL and MariaDB it goes by the error number,
+which says more there. SQLite's errors are told apart by their text: Python 3.10 gives no code.
 """
 import importlib
 import re
@@ -28,21 +28,21 @@ from relstore.errors import (
 )
 from relstore.sessions.pipeline import Connection, Row
 
-# What PostgreSQL names when it is out of shared memory because of too many locks.
+# The setting that PostgreSQL names when too many locks have used up its shared memory.
 LOCKS = 'max_locks_per_transaction'
-# The version of libpq that brought them.
+# The version of libpq that introduced pipelines.
 PIPELINES = 140000
-# In the place of what libpq says of a dsn.
+# These replace libpq's own messages about a dsn.
 UNREADABLE = ("it cannot be read; it is key='value' for each key that libpq knows, with a backslash before a quote, "
               'or postgresql://user:password@host/dbname, with %40 for @ and so on')
 AMBIGUOUS = ('the server cannot be found; what is neither a letter nor a digit in the user or password of an URI is '
              'written as %40 for @, %2F for / and so on')
 
-# How a connection to MySQL or MariaDB is encrypted, and who may answer. To look at a certificate, but not at the name
-# in it, is not among them: MariaDB's client library cannot do that.
+# How a connection to MySQL or MariaDB is encrypted, and who may answer. Checking the certificate without the name in it
+# is not offered: MariaDB's client library cannot do that.
 TLS_MODES = 'disabled', 'preferred', 'required', 'verify_identity'
 TLS_DEMANDED = TLS_MODES[2:]
-# PyMySQL's version from which on that demands TLS.
+# The first version of PyMySQL that does not go on without TLS when it is demanded.
 TLS_IS_NOT_LEFT_OUT = (1, 2)
 
 Result = TypeVar('Result')
@@ -64,24 +64,24 @@ class Driver:
     placeholder: str                        # how its SQL marks a parameter
     connect: Callable[..., Any]             # (module, *arguments) -> connection, in autocommit
     classify: Callable[[Exception], type[Exception]]
-    message: Callable[[Exception], str]     # what it says, without the statement it was sent
-    in_transaction: Callable[[Any], bool]   # (connection): known without asking the server
-    # (connection, several statements, their parameters) -> the rows of each, or of the last alone if it keeps no others
+    message: Callable[[Exception], str]     # the error's text, without the statement
+    in_transaction: Callable[[Any], bool]   # (connection), without asking the server
+    # (connection, several statements, their parameters) -> the rows of each, or only of the last if it keeps no others
     script: Callable[[Any, str, Sequence[Any]], list[list[Row]]]
     fetch: Callable[[Any], list[Row]] = methodcaller('fetchall')     # (cursor) -> all rows
-    # The process id that was told at connect: the server's, or one that a pooler in between has made up.
+    # (connection) -> the process id reported at connect: the server's, or one made up by a pooler in between
     backend_pid: Callable[[Any], int] = _no_pid
-    # Do parameters travel beside the statement, bytes as they are? Else they are part of its text.
+    # Are parameters sent beside the statement, with bytes unchanged? Otherwise they are part of its text.
     binds: bool = False
-    # (connection, scripts): have the server keep their statements -> what to send instead of each, if not the same
+    # (connection, scripts): have the server keep their statements -> what to send instead of each, where different
     prepare: Callable[[Any, Iterable[str]], dict[str, str]] = _no_plans
-    # (module): is it, as it is installed, what one would choose?
+    # (module): would one choose it, as it is installed?
     fit: Callable[[ModuleType], bool] = lambda module: True
-    # (bytes) -> how long they are in the text of a statement, where that counts
+    # (bytes) -> their length in the text of a statement, if they are sent in that
     literal_size: Callable[[bytes], int] = len
 
     def is_fit(self) -> bool:
-        """Is it there, and what one would choose?"""
+        """Is it installed, and would one choose it?"""
         try:
             return self.fit(importlib.import_module(self.module))
         except ImportError:
@@ -104,10 +104,10 @@ def _classify_postgresql(error: Any) -> type[Exception]:
         return Deadlock
     if state == '55P03':                                 # lock_not_available
         return LockTimeout
-    # 0A000, 25006: a standby has no epoch, and cannot be written; another server can, or this one when it is promoted.
+    # 0A000, 25006: a standby has no epoch and is read-only; another server serves, or this one once it is promoted.
     if state[:2] == '08' or state in ('57P01', '57P02', '57P03', '57P05', '25P03', '25P04', '0A000', '25006'):
         return Disconnected
-    # Serialization failure; too many connections; cancelled, by somebody or by the role's own statement_timeout.
+    # Serialization failure; too many connections; cancelled, by a user or by the role's statement_timeout.
     if state in ('40001', '53300', '57014'):
         return Unavailable
     if state == '53200' and LOCKS in (error.diag.message_hint or ''):
@@ -128,10 +128,10 @@ def _sqlstate(error: Exception) -> str | None:
 def _message_postgresql(error: Exception) -> str:
     diagnosis = getattr(error, 'diag', None)
     if diagnosis is not None and diagnosis.message_primary:
-        # Out of something (53...): the hint names the setting.
+        # Insufficient resources (53...): the hint names the setting.
         hint = diagnosis.message_hint if (diagnosis.sqlstate or '').startswith('53') else None
         return '; '.join(filter(None, (diagnosis.message_primary, diagnosis.message_detail, hint)))
-    # The client library's own; its hints are indented.
+    # The client library's own message, whose hints are indented.
     return ' '.join(line for line in str(error).splitlines() if not line.startswith('\t'))
 
 
@@ -150,17 +150,17 @@ def _classify_sqlite(error: Exception) -> type[Exception]:
     return DatabaseError
 
 
-# What the server's and the clients' error numbers say about what to do.
+# What to do about the error numbers of servers and clients.
 _MYSQL_CODES: dict[type[Exception], tuple[int, ...]] = {
     # 1180, 3101: refused at COMMIT, by a cluster's certification; 1020: changed since it was read
     Deadlock: (1020, 1180, 1213, 1614, 3101),
     LockTimeout: (1205, 3572),
     # interrupted, or over a time limit; too many connections
     Unavailable: (1317, 1969, 3024, 1040, 1203, 1226),
-    # shut down or killed; idle for too long; lost on the way; not to be reached
+    # shut down or killed; idle for too long; connection lost; unreachable
     Disconnected: (1053, 1077, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 3169, 4031,
                    2000, 2002, 2003, 2005, 2006, 2012, 2013, 2014, 2026, 2027, 2055,
-                   # not one to write to, or not in the cluster: another server may be by now
+                   # read-only, or not in the cluster: another server may serve by now
                    1047, 1290, 1836),
     NotAllowed: (1044, 1142, 1143, 1227, 1370),
     Missing: (1146, 1305),
@@ -183,8 +183,8 @@ def _message_mysql(error: Exception) -> str:
 
 
 def _libpq_defaults(dsn: str) -> dict[str, Any]:
-    """What libpq is told beside the dsn: how text travels, because psycopg makes none of SQL_ASCII; and where that is
-    silent, not to wait for a dead host for minutes.
+    """Return settings for libpq besides the dsn: the encoding, because psycopg makes no text of SQL_ASCII; and a
+    connect_timeout, unless the dsn has one, so that a dead host does not cost minutes.
     """
     return {'fallback_application_name': 'relstore', 'client_encoding': 'UTF8'} | (
         {} if 'connect_timeout' in dsn else {'connect_timeout': 10})
@@ -204,20 +204,20 @@ def _connect_psycopg(psycopg: ModuleType, dsn: str) -> Connection:
 
 
 def _discreetly(module: ModuleType, dsn: str, connect: Callable[[], Result]) -> Result:
-    """Return connect(). What libpq quotes of a dsn that it cannot read, or reads wrongly, may be a password."""
+    """Return connect(). Hide libpq's message about a dsn that it cannot parse, or misreads: it may quote a password."""
     try:
         return connect()
-    except module.ProgrammingError:         # it could not read it
+    except module.ProgrammingError:         # it cannot parse the dsn
         kind, message = module.ProgrammingError, UNREADABLE
     except module.OperationalError as e:
         if not _is_ambiguous(dsn) or _sqlstate(e) is not None:
             raise
         kind, message = module.OperationalError, AMBIGUOUS
-    raise kind(message)         # not from what was caught, which would stand in the traceback
+    raise kind(message)         # not from the caught error, which would appear in the traceback
 
 
 def _is_ambiguous(dsn: str) -> bool:
-    """Whether a part of the password in an URI may be taken for its host, port or database."""
+    """Whether part of a URI's password may be taken for its host, port or database."""
     scheme, separator, rest = dsn.partition('://')
     credentials = re.split('[@/?#]', rest, maxsplit=1)[0]
     return bool(separator) and '@' in rest[len(credentials) + 1:]
@@ -228,17 +228,17 @@ def _connect_sqlite(sqlite3: ModuleType, path: str, timeout: float) -> Any:
     return sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False, uri=True)
 
 
-# MariaDB and MySQL make decimals of unsigned numbers beside others, as RelStorage's tids are. None has a fraction.
+# MariaDB and MySQL return decimals for unsigned numbers, as RelStorage's tids are, mixed with others. All are integral.
 WHOLE_NUMBERS = {246: int}      # FIELD_TYPE.NEWDECIMAL
 
 
 @cache
 def _mysqlclient_connection(connections: ModuleType) -> type:
     class Connection(connections.Connection):    # type: ignore[name-defined]  # it is imported late
-        """mysqlclient does not show whether a transaction is open, so this infers it from what is sent.
+        """A connection that infers from what is sent whether a transaction is open: mysqlclient does not show it.
 
-        It errs on one side: after an error it takes a transaction for open that may have ended, and a state that
-        contains the words for a beginning. Then a ROLLBACK is sent in vain.
+        It errs on the safe side: it assumes an open transaction after an error that may have ended it, and for a state
+        that contains START TRANSACTION. Then a ROLLBACK is sent needlessly.
         """
         in_transaction = False
         server_thread: int | None = None
@@ -249,7 +249,7 @@ def _mysqlclient_connection(connections: ModuleType) -> type:
             self.in_transaction |= b'START TRANSACTION' in query
             super().query(query)
             if self.server_thread not in (None, self.thread_id()):
-                # `reconnect` in an option file: a new session, which was told nothing and has no transaction.
+                # `reconnect` in an option file: this is a new session, without our settings and transaction.
                 raise self.OperationalError(2006, 'The connection was lost, and the client library made a new one')
             if query in (b'COMMIT', b'ROLLBACK'):
                 self.in_transaction = False
@@ -257,7 +257,7 @@ def _mysqlclient_connection(connections: ModuleType) -> type:
         def next_result(self) -> int:
             status = super().next_result()
             if status == -1:        # there are no more
-                # libmariadb 3.3 says so of a connection that was lost between two results, too.
+                # libmariadb 3.3 also says so if the connection was lost between two results.
                 if self.errno():
                     raise self.OperationalError(self.errno(), self.error())
                 if self._commits:
@@ -270,7 +270,7 @@ def _mysqlclient_connection(connections: ModuleType) -> type:
 def _connect_mysqlclient(MySQLdb: ModuleType, settings: Mapping[str, Any]) -> Any:
     settings, mode, files = _tls(settings)
     if settings.get('host') == 'localhost' and 'port' in settings and 'unix_socket' not in settings:
-        # So written the client library would look for a socket, and ignore the port. It is the name in a certificate.
+        # For 'localhost' the client library would use a socket and ignore the port. A certificate matches either case.
         settings |= {'host': 'LOCALHOST'}
     tls = {'ssl_mode': mode.upper()} if mode else {}
     conversions = importlib.import_module('MySQLdb.converters').conversions | WHOLE_NUMBERS
@@ -284,7 +284,7 @@ def _connect_mysqlclient(MySQLdb: ModuleType, settings: Mapping[str, Any]) -> An
 
 
 def _is_encrypted(connection: Any) -> bool:
-    """libmariadb 3.3 goes on without TLS where the server offers none, unless it is to look at the certificate."""
+    """Ask the server: libmariadb 3.3 goes on without TLS if it is not offered, unless it checks the certificate."""
     cursor = connection.cursor()
     cursor.execute("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
     [(_, cipher)] = cursor.fetchall()
@@ -294,8 +294,8 @@ def _is_encrypted(connection: Any) -> bool:
 def _connect_pymysql(pymysql: ModuleType, settings: Mapping[str, Any]) -> Any:
     flag = importlib.import_module('pymysql.constants.CLIENT').MULTI_STATEMENTS
     settings, mode, files = _tls(settings)
-    # libmysqlclient does without TLS on a unix socket, unless told otherwise; PyMySQL would read the certificates
-    # of the machine before each connection, for 25 ms.
+    # libmysqlclient does without TLS on a unix socket, unless told otherwise; PyMySQL would take 25 ms before each
+    # connection to read the machine's certificates.
     told = any(name.startswith('read_default_') for name in settings)
     try:
         tls: dict[str, Any]
@@ -312,14 +312,14 @@ def _connect_pymysql(pymysql: ModuleType, settings: Mapping[str, Any]) -> Any:
     except (AttributeError, KeyError) as e:
         raise ConfigurationError(f"PyMySQL does not know the charset {settings['charset']}") from e
     except (RuntimeError, ValueError, NotImplementedError, OSError) as e:
-        # It lacks the package for a kind of passwords, or a file is not there, or not what it should be.
+        # A package for an authentication method is missing, or a file is missing or invalid.
         raise ConfigurationError(f'PyMySQL cannot connect: {e}') from e
 
 
 def _tls(settings: Mapping[str, Any]) -> tuple[dict[str, Any], str, dict[str, str]]:
-    """Return the settings that have nothing to do with TLS, one of TLS_MODES or '', and the files: ca, cert, key.
+    """Return the settings that do not concern TLS, one of TLS_MODES or '', and the files: ca, cert, key.
 
-    Who names a CA wants to know who answers.
+    Naming a CA means verify_identity.
     """
     others = {name: value for name, value in settings.items() if not name.startswith('ssl_')}
     files = {name: settings[f'ssl_{name}'] for name in ('ca', 'cert', 'key') if f'ssl_{name}' in settings}
@@ -331,7 +331,7 @@ def _tls_context(mode: str, files: Mapping[str, str]) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=files.get('ca'))
     if mode != 'verify_identity':
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    # MySQL makes CAs that Python 3.13 finds fault with for the sake of form.
+    # MySQL generates CAs that Python 3.13's strict check rejects on formal grounds.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if 'cert' in files:
         context.load_cert_chain(files['cert'], files.get('key'))
@@ -342,7 +342,7 @@ def _script_mysql(connection: Any, sql: str, parameters: Sequence[Any]) -> list[
     cursor = connection.cursor()
     cursor.execute(sql, parameters)
     results = [cursor.fetchall()]
-    while cursor.nextset():             # raises what a later statement met
+    while cursor.nextset():             # raises the error of a later statement
         results.append(cursor.fetchall())
     return results
 
@@ -366,7 +366,7 @@ def _script_psycopg2(connection: Any, sql: str, parameters: Sequence[Any]) -> li
 
 
 def _fetch_psycopg2(cursor: Any) -> list[Row]:
-    # It returns a memoryview for bytea. A type caster in Python would be given the text, and take thrice as long.
+    # psycopg2 returns a memoryview for bytea. A type caster in Python would get the text, and take three times as long.
     return [tuple([bytes(value) if type(value) is memoryview else value for value in row])
             for row in cursor.fetchall()]
 
@@ -406,7 +406,7 @@ DRIVERS = {driver.name: driver for driver in (
            in_transaction=lambda connection: connection.in_transaction,
            script=lambda connection, sql, parameters: connection.script(sql, parameters),
            backend_pid=_libpq_pid, binds=True, prepare=_prepare_psycopg,
-           # Without its C part a load takes longer than psycopg2's.
+           # Without its C part a load takes longer than with psycopg2.
            fit=lambda psycopg: psycopg.pq.__impl__ != 'python' and psycopg.pq.version() >= PIPELINES),
     Driver('mysqlclient', 'MySQLdb', 'relstore[mysql]', '%s',
            connect=_connect_mysqlclient, classify=_classify_mysql, message=_message_mysql,
@@ -422,9 +422,9 @@ DRIVERS = {driver.name: driver for driver in (
 
 
 def find_driver(name: str, *choices: str) -> Driver:
-    """Return the driver called `name`, one of `choices`, or for 'auto' the first of them that is fit.
+    """Return the driver called `name`, one of `choices`; for 'auto' the first of them that is fit, or else the first.
 
-    ConfigurationError names them.
+    ConfigurationError names the choices.
     """
     if name == 'auto':
         return DRIVERS[next((choice for choice in choices if DRIVERS[choice].is_fit()), choices[0])]

@@ -1,14 +1,16 @@
-"""psycopg 3 below its cursors: PostgreSQL's extended protocol, as the client library speaks it.
+"""psycopg 3 without its cursors: PostgreSQL's extended protocol, through libpq.
 
-Parameters travel beside the statement, bytes as they are, and several statements with parameters are one message. Its
-own cursors send such a message only as text, in which bytes are twice as long, or through a pipeline that takes more
-time than it saves; and a load through them takes 47 us, through this 14, for they do much that a Session never asks.
+Parameters are sent beside the statement, with bytes unchanged, and several statements with parameters form one message.
+psycopg's own cursors send such a message only as text, in which bytes are twice as long, or through a pipeline that
+costs more time than it saves. And a load takes 47 us through them, 14 us here: they do much that a Session never needs.
 """
 import select
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
+
+from relstore.sessions.statement import split
 
 TEXT, BINARY = 0, 1
 READABLE, EITHER = select.POLLIN, select.POLLIN | select.POLLOUT
@@ -18,7 +20,7 @@ Sending = tuple[Any, ...]       # the function that sends a statement, and its a
 
 
 class Connection:
-    """As much of a DB-API connection as a Session wants, in autocommit."""
+    """As much of a DB-API connection as a Session needs, in autocommit."""
 
     def __init__(self, psycopg: ModuleType, dsn: str, **defaults: Any):
         self._real = psycopg.connect(dsn, autocommit=True, prepare_threshold=None, **defaults)
@@ -26,7 +28,7 @@ class Connection:
         self._encoding = self._real.info.encoding
         self._rows = psycopg.adapt.Transformer(self._real)
         self._errors, self._status = psycopg.errors, psycopg.pq.ExecStatus
-        self._names: dict[bytes, bytes] = {}        # of the statements that the server keeps
+        self._names: dict[bytes, bytes] = {}        # of prepared statements, by text
         self._readable, self._either = select.poll(), select.poll()
         self._readable.register(self._pq.socket, READABLE)
         self._either.register(self._pq.socket, EITHER)
@@ -46,7 +48,7 @@ class Connection:
         self._real.close()
 
     def prepare(self, scripts: Iterable[str]) -> None:
-        """Have the server keep each statement: from now on it is sent by name. In one message."""
+        """Prepare each statement, in one message: from now on it is sent by name."""
         texts = [text for script in scripts for text, _ in _statements(script, self._encoding)]
         names = {text: b'relstore_%d' % n for n, text in enumerate(dict.fromkeys(texts))}
         self._pipeline([(self._pq.send_prepare, name, text) for text, name in names.items()])
@@ -62,7 +64,7 @@ class Connection:
         return [self.rows(result) for result in self._pipeline(sends)]
 
     def execute(self, sql: str, parameters: Sequence[Any]) -> Any:
-        """Send one statement; return what libpq makes of the answer."""
+        """Send one statement; return libpq's result."""
         send, *arguments = self._sending(_numbered(sql, self._encoding)[0], self._encoded(parameters))
         send(*arguments)
         self._flush()
@@ -75,7 +77,7 @@ class Connection:
         return rows
 
     def _pipeline(self, sends: Sequence[Sending]) -> list[Any]:
-        """Return the results. After the first statement that fails none is run, and its error is raised."""
+        """Send statements as one message; return the results. After one fails none runs, and its error is raised."""
         results = []
         self._pq.enter_pipeline_mode()
         for send, *arguments in sends:
@@ -88,13 +90,13 @@ class Connection:
             self._wait()
             end = self._pq.get_result()
             if end is not None and end.status == self._status.FATAL_ERROR:
-                results.append(end)         # of the commit, which comes last without a BEGIN
+                results.append(end)         # the implicit commit failed, which comes last without a BEGIN
                 self._receive()
                 self._wait()
                 self._pq.get_result()
             self._pq.exit_pipeline_mode()
         except self._errors.OperationalError:
-            # Of a server that said why before it closed the connection, that is the error.
+            # If the server said why before it closed the connection, raise that.
             for result in results:
                 self._succeeded(result)
             raise
@@ -112,14 +114,14 @@ class Connection:
         return [(value, BINARY) if isinstance(value, bytes) else (self._text(value), TEXT) for value in parameters]
 
     def _text(self, value: object) -> bytes | None:
-        """What is no bytes is sent as text, which the server reads as the type that it needs there."""
+        """Return a value as text, which the server reads as the type that the statement needs."""
         if value is None:
             return None
         if isinstance(value, int):
             return b'%d' % value
         if not isinstance(value, str):
             raise TypeError(f'a parameter is a {type(value).__name__}')
-        if '\0' in value:       # there the client library would end it
+        if '\0' in value:       # the client library would cut it off there
             raise self._errors.DataError('PostgreSQL has no text with a NUL in it')
         return value.encode(self._encoding)
 
@@ -136,9 +138,9 @@ class Connection:
             self._pq.consume_input()
 
     def _receive(self) -> Any:
-        """Return the result of one statement; of several the first that is an error, which is the reason.
+        """Return the result of one statement; of several results the first error, or else the first.
 
-        Rows do not mean that it is done: without a BEGIN, the commit comes after them, and may fail.
+        Rows do not mean success: without a BEGIN, the commit comes after them, and may fail.
         """
         found = None
         while True:
@@ -155,7 +157,7 @@ class Connection:
                 found = result
 
     def _succeeded(self, result: Any) -> Any:
-        """Return a result, or raise the error that it is."""
+        """Return a result, or raise its error."""
         if result is None:
             raise self._errors.OperationalError('the connection was lost')
         if result.status in (self._status.TUPLES_OK, self._status.COMMAND_OK):
@@ -186,8 +188,8 @@ class Cursor:
 
 @lru_cache(maxsize=500)
 def _statements(script: str, encoding: str) -> list[tuple[bytes, int]]:
-    """Return each statement as the server reads it, and how many parameters it has."""
-    return [_numbered(sql, encoding) for sql in script.split(';\n')]
+    """Return each statement with numbered parameters, and how many it has."""
+    return [_numbered(sql, encoding) for sql in split(script)]
 
 
 @lru_cache(maxsize=500)

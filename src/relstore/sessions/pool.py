@@ -12,11 +12,11 @@ from relstore.sessions.session import Result, Session
 
 
 class SessionPool:
-    """Lends sessions to one caller at a time, at most `size`, newest first.
+    """Lends at most `size` sessions, each to one caller at a time, the most recently used first.
 
-    A caller waits up to `timeout` seconds for one, then gets Unavailable. Where an idle session is there, borrowing
-    and giving back take no lock: the ends of a deque are atomic. Whoever has to wait says so first (`_waiting`) and
-    looks again, whoever gives back looks for that afterwards: one of the two sees the other.
+    A caller waits up to `timeout` seconds for one, then gets Unavailable. While idle sessions are available, borrowing
+    and giving back take no lock: operations at the ends of a deque are atomic. A caller that has to wait first says so
+    (`_waiting`) and then looks again; a caller that gives back looks for that afterwards: one of them sees the other.
     """
 
     def __init__(self, connect: Callable[[], Session], size: int, timeout: float):
@@ -40,19 +40,20 @@ class SessionPool:
             return self._wait() or self._new()
 
     def give_back(self, session: Session) -> None:
-        """Take a session back: rolled back if a transaction is open in it, dropped if it is broken or retired."""
+        """Take a session back: roll it back if a transaction is open in it, drop it if it is broken or retired."""
         try:
             if session.pid == process.pid:
                 session.rollback()
         except StorageError:
-            session.broken = True       # what cannot be rolled back ends with its connection
+            session.broken = True       # a transaction that cannot be rolled back ends with its connection
         except BaseException:
-            session.broken = True       # interrupted half-way: the next user must not find a transaction
+            session.broken = True       # interrupted: the next user must not find a transaction
             raise
         finally:
-            self._take_back(session)
+            self.take_back(session)
 
-    def _take_back(self, session: Session) -> None:
+    def take_back(self, session: Session) -> None:
+        """As give_back, for a session in which no transaction is open."""
         if session.pid != process.pid:
             self._abandoned.append(session)
             return
@@ -61,7 +62,7 @@ class SessionPool:
         else:
             self._idle.append(session)
             if session.era != self._era:
-                self._drop_idle()           # retired in this very moment
+                self._drop_idle()           # it was retired just now
         if self._waiting:
             with self._changed:
                 self._changed.notify()
@@ -75,38 +76,38 @@ class SessionPool:
             self.give_back(session)
 
     def attempt(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Return work(session, *arguments). If the pooled connection proves to be dead, do it once more on a new one.
+        """Return work(session, *arguments). If the pooled connection proves dead, repeat it once on a new one.
 
-        For work that is safe to repeat, and leaves no transaction open where it succeeds.
+        Only for work that is safe to repeat, and leaves no transaction open on success.
         """
         session = self.borrow()
         try:
             result = work(session, *arguments)
         except Disconnected:
-            self.retire()           # what killed one connection has likely killed them all
+            self.retire()           # whatever killed one connection has probably killed them all
             self.give_back(session)
         except BaseException:
             self.give_back(session)
             raise
         else:
-            self._take_back(session)
+            self.take_back(session)
             return result
         with self.session() as session:
             return work(session, *arguments)
 
     def retire(self) -> None:
-        """Drop every session that there is now: the idle ones at once, the others when they come back."""
+        """Drop every existing session: the idle ones at once, the others when they are given back."""
         with self._changed:
             self._era += 1
         self._drop_idle()
 
     def close(self) -> None:
-        """Close the idle sessions now, and each of the others when it comes back."""
+        """Close the idle sessions now, and each of the others when it is given back."""
         self._closed = True
         self.retire()
 
     def _wait(self) -> Session | None:
-        """Return an idle session, or None when there is room for a new one, which is then counted."""
+        """Return an idle session, or None after counting a new one that the caller is to make."""
         deadline = time.monotonic() + self._timeout
         with self._changed:
             self._waiting += 1
@@ -148,7 +149,7 @@ class SessionPool:
         try:
             session.close()
         except Unavailable:
-            session.broken = True       # closing a dead connection: nothing more to do with it
+            session.broken = True       # the connection is dead: nothing more to do
         self._one_less()
 
     def _one_less(self) -> None:
@@ -157,9 +158,9 @@ class SessionPool:
             self._changed.notify()
 
     def after_fork(self) -> None:
-        """Begin anew in a child process, which must not talk over its parent's connections.
+        """Start afresh in a child process, which must not use its parent's connections.
 
-        They are kept, untouched, so that nothing says goodbye to the server.
+        They are kept, untouched, so that nothing closes them towards the server.
         """
         self._abandoned = self._idle
         self._idle, self._changed = deque(), threading.Condition()

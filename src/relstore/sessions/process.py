@@ -1,4 +1,4 @@
-"""The process this is: asking the system each time would cost a tenth of a load from SQLite."""
+"""The current process id: os.getpid() each time would take a tenth of a load from SQLite."""
 import os
 
 pid = os.getpid()

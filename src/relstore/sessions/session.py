@@ -1,7 +1,7 @@
 """Session: one DB-API connection.
 
-Sessions run in autocommit: a transaction is there only where the SQL says BEGIN. Nothing relies on what an earlier
-statement has set, so any session can serve any caller, also behind pgbouncer in transaction mode.
+Sessions run in autocommit: there is a transaction only after an explicit BEGIN. Nothing relies on settings made by an
+earlier statement, so any session can serve any caller, even behind pgbouncer in transaction mode.
 """
 import secrets
 from collections.abc import Callable, Iterable, Sequence
@@ -11,12 +11,15 @@ from relstore.errors import Deadlock, Disconnected
 from relstore.sessions import process
 from relstore.sessions.drivers import Driver
 from relstore.sessions.pipeline import Row as Row
+from relstore.sessions.statement import Statement, arranged
 
 Result = TypeVar('Result')
 
+FORKED = 'The connection belongs to the process that this one was forked from.'
+
 
 class Session:
-    """The only gateway to a driver: whatever it raises is translated here."""
+    """The only way to a driver, whose errors are translated here."""
 
     def __init__(self, driver: Driver, *arguments: Any):
         module = driver.load()
@@ -24,14 +27,14 @@ class Session:
         self._errors = module.Error
         self.pid = process.pid
         self.broken = False
-        # The epoch of what this session reads, see Database. A connection to the server itself ends with its epoch,
-        # unless the database is emptied under it.
+        # The epoch of what this session reads, see Database. A direct connection ends with its epoch, unless the
+        # database is emptied meanwhile.
         self.epoch = ''
-        # Does a pooler stand between, which may give it another server? Then each load asks for the epoch.
+        # Is there a pooler in between, which may switch to another server? Then each load asks for the epoch.
         self.pooled = False
-        # Of the pool it belongs to; see SessionPool.retire.
+        # The era of its pool when it was made; see SessionPool.retire.
         self.era = 0
-        # Were the adapter's statements prepared in it? Then others may have to be sent instead of some.
+        # Have the adapter's statements been prepared in it? Then `_instead` may replace some.
         self.prepared = False
         self._instead: dict[str, str] = {}
         # A random number, for an adapter that leaves a row in the database for each session.
@@ -43,10 +46,10 @@ class Session:
 
     def run(self, sql: str, parameters: Sequence[Any] = ()) -> int:
         """Run a statement that returns nothing; return how many rows it touched."""
-        return self._do(_run, self._cursor, sql, parameters)
+        return self._do(execute, self._cursor, sql, parameters)
 
     def all(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
-        """Return all rows. Whoever calls this has bounded them in the SQL."""
+        """Return all rows. The SQL must bound their number."""
         return self._do(_all, self._cursor, self._fetch, self._instead.get(sql, sql), parameters)
 
     def one(self, sql: str, parameters: Sequence[Any] = ()) -> Row | None:
@@ -58,12 +61,16 @@ class Session:
         return row
 
     def series(self, statements: Iterable[tuple[str, Sequence[Any]]]) -> list[Row]:
-        """Run one statement after the other; return all rows of the last. For a database that needs no messages."""
+        """Run statements one by one; return all rows of the last. For a database without a network in between."""
         return self._do(_series, self._cursor, self._fetch, statements)
 
     def many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
         """Run one statement for each of `rows`."""
         self._do(_many, self._cursor, sql, rows)
+
+    def fill(self, statements: Iterable[tuple[str, Sequence[Sequence[Any]]]]) -> None:
+        """Run statements one by one, each for all of its rows. For a database without a network in between."""
+        self._do(_fill, self._cursor, statements)
 
     def script(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run several statements, sent as one message; return the rows of the last."""
@@ -72,9 +79,9 @@ class Session:
     def results(self, sql: str, parameters: Sequence[Any] = ()) -> list[list[Row]]:
         """Run several statements, sent as one message; return the rows of each, as far as the driver keeps them.
 
-        After the first that fails none is run, and its error is raised; what was done before it stays.
+        After the first failure no other runs, and the error is raised; what was done before it stays.
         """
-        return self._do(self._driver.script, self._connection, sql, parameters)
+        return self._do(self._driver.script, self._connection, sql, arranged(sql, parameters))
 
     @property
     def in_transaction(self) -> bool:
@@ -82,30 +89,34 @@ class Session:
 
     @property
     def binds(self) -> bool:
-        """Do parameters travel beside the statement, bytes as they are?"""
+        """Are parameters sent beside the statement, with bytes unchanged?"""
         return self._driver.binds
 
+    def literal_size(self, value: bytes) -> int:
+        """Return the length of bytes in the text of a statement, if they are sent in that."""
+        return self._driver.literal_size(value)
+
     def prepare(self, scripts: Iterable[str]) -> None:
-        """Have the server keep the statements of these scripts, and their plans: they take less time from now on."""
+        """Have the server keep the statements of these scripts, and their plans: from now on they run faster."""
         self._instead = self._do(self._driver.prepare, self._connection, scripts)
         self.prepared = True
 
     @property
     def backend_pid(self) -> int:
-        """The process that serves this session, as it said when the session began: a pooler makes one up."""
+        """The id of the server process, as reported when the session began; a pooler makes one up."""
         return self._driver.backend_pid(self._connection)
 
     def rollback(self) -> None:
-        """End the transaction, if one is open, without effect."""
+        """Roll back the transaction, if one is open."""
         if not self.broken and self.in_transaction:
             self.run('ROLLBACK')
 
     def retire(self) -> None:
-        """Have the pool close it when it comes back."""
+        """Have the pool close this session when it is given back."""
         self.era = -1
 
     def keep(self, thing: IO[Any]) -> None:
-        """Close something else when this is closed."""
+        """Close `thing` when this session is closed."""
         self._kept.append(thing)
 
     def close(self) -> None:
@@ -118,13 +129,13 @@ class Session:
 
     def _do(self, act: Callable[..., Result], *arguments: Any) -> Result:
         if self.pid != process.pid:
-            raise Disconnected('The connection belongs to the process that this one was forked from.')
+            raise Disconnected(FORKED)
         try:
             return act(*arguments)
         except self._errors as error:
             raise self._translate(error) from error
         except BaseException:
-            self.broken = True      # interrupted: what is left of the answer would be taken for the next one's
+            self.broken = True      # interrupted: the rest of this answer would be taken for the next one
             raise
 
     def _translate(self, error: Exception) -> Exception:
@@ -135,8 +146,10 @@ class Session:
         return kind(message) if kind is not Deadlock else Deadlock(message=message[:2000])
 
 
-def _run(new_cursor: Callable[[], Any], sql: str, parameters: Sequence[Any]) -> int:
+def execute(new_cursor: Callable[[], Any], sql: str, parameters: Sequence[Any]) -> int:
     cursor = new_cursor()
+    if sql.__class__ is Statement and sql.order is not None:     # saves a call where there is nothing to do
+        parameters = arranged(sql, parameters)
     cursor.execute(sql, parameters)
     return cursor.rowcount
 
@@ -144,6 +157,8 @@ def _run(new_cursor: Callable[[], Any], sql: str, parameters: Sequence[Any]) -> 
 def _all(new_cursor: Callable[[], Any], fetch: Callable[[Any], list[Row]], sql: str, parameters: Sequence[Any]
          ) -> list[Row]:
     cursor = new_cursor()
+    if sql.__class__ is Statement and sql.order is not None:     # saves a call where there is nothing to do
+        parameters = arranged(sql, parameters)
     cursor.execute(sql, parameters)
     return fetch(cursor)
 
@@ -153,14 +168,29 @@ def _series(new_cursor: Callable[[], Any], fetch: Callable[[Any], list[Row]],
     cursor = new_cursor()
     try:
         for sql, parameters in statements:
+            if sql.__class__ is Statement and sql.order is not None:     # saves a call where there is nothing to do
+                parameters = arranged(sql, parameters)
             cursor.execute(sql, parameters)
         return fetch(cursor)
     finally:
-        cursor.close()      # a statement that still has rows would keep SQLite's connection open after its close()
+        cursor.close()      # a statement with rows left would keep SQLite's connection open after its close()
 
 
 def _many(new_cursor: Callable[[], Any], sql: str, rows: Iterable[Sequence[Any]]) -> None:
+    if sql.__class__ is Statement and sql.order is not None:
+        rows = [arranged(sql, row) for row in rows]
     new_cursor().executemany(sql, rows)
+
+
+def _fill(new_cursor: Callable[[], Any], statements: Iterable[tuple[str, Sequence[Sequence[Any]]]]) -> None:
+    cursor = new_cursor()
+    try:
+        for sql, rows in statements:
+            if sql.__class__ is Statement and sql.order is not None:
+                rows = [arranged(sql, row) for row in rows]
+            cursor.executemany(sql, rows)
+    finally:
+        cursor.close()      # as in _series: a kept exception would keep this frame alive
 
 
 def _close(connection: Any) -> None:

@@ -95,7 +95,7 @@ class Suite(Adopted):
     def test_other_history_mode_is_refused(self):
         before = self.schema()
         with self.assertRaisesRegex(ConfigurationError, 'keep-history'):
-            relstore.RelStore(self.adapter('adopted'), keep_history=not self.keep_history)
+            relstore.RelStore(self.address('adopted'), keep_history=not self.keep_history)
         self.assertEqual(self.schema(), before)
 
     def test_nothing_is_added_where_that_is_not_allowed(self):
@@ -189,11 +189,11 @@ class OnSQLite(AdoptedSQLite, Suite):
         self.opened().close()
         after = self.indexes(self.path)
         self.assertLessEqual(before, after)
-        new, storage = self.adapter('new'), self.open_storage('new')
+        new, storage = self.address('new'), self.open_storage('new')
         self.addCleanup(storage.close)
         missing = {'current_object_tid'} if self.keep_history else set()
         self.assertEqual(after - self.indexes(new.path) - {'object_state_prev_tid'}, missing)
-        storage.database.adapter.make_index_for_relstorage()
+        storage.database.adapter.writers.make_index()
         self.assertEqual(missing - self.indexes(new.path), set())
 
     def indexes(self, path):
@@ -222,7 +222,7 @@ class OnPostgreSQL(AdoptedPostgreSQL, Suite):
         self.addCleanup(storage.close)
         missing = {'current_object_tid'} if self.keep_history else set()
         self.assertEqual(after - self.indexes('new') - {'object_state_prev_tid'}, missing)
-        storage.database.adapter.make_index_for_relstorage()
+        storage.database.adapter.writers.make_index()
         self.addCleanup(self.drop_index)
         self.assertEqual(missing - self.indexes('new'), set())
 
@@ -241,7 +241,7 @@ class OnPostgreSQL(AdoptedPostgreSQL, Suite):
             valid = "SELECT indisvalid, indisunique FROM pg_index WHERE indexrelid = 'current_object_tid'::regclass"
             cursor.execute(valid)
             self.assertEqual(cursor.fetchall(), [(False, True)])
-            storage.database.adapter.make_index_for_relstorage()
+            storage.database.adapter.writers.make_index()
             cursor.execute(valid)
             self.assertEqual(cursor.fetchall(), [(True, False)])
 

@@ -83,7 +83,7 @@ class Served(unittest.TestCase):
         self.assertEqual(self.opened(self.client()).root()['length'](), 3)
         self.assertEqual(self.opened(self.client()).root()['a']['n'], 2)
         self.assertIsNone(self.storage.tpc_transaction())
-        self.assertEqual(self.storage._pool.lent, 0)
+        self.assertEqual(self.storage.database.pool.lent, 0)
 
     def test_conflicts_and_aborts(self):
         db = self.client()
@@ -107,7 +107,7 @@ class Served(unittest.TestCase):
         client.tpc_abort(txn)
         client.ping()
         self.assertIsNone(self.storage.tpc_transaction())
-        self.assertEqual(self.storage._pool.lent, 0)
+        self.assertEqual(self.storage.database.pool.lent, 0)
         with self.assertRaises(POSKeyError):
             client.load(p64(99))
 
@@ -152,7 +152,7 @@ class Changes(unittest.TestCase):
                 oid = root[n]._p_oid
         self.assertTrue(self.changes.load(oid))
         self.assertEqual(len(self.changes), 4)      # the root, a, and two that are new
-        self.assertEqual(self.changes._pool.lent, 0)
+        self.assertEqual(self.changes.database.pool.lent, 0)
 
     def test_conflicts(self):
         one, other = (self.db.open(transaction.TransactionManager()) for _ in range(2))
@@ -166,18 +166,18 @@ class Changes(unittest.TestCase):
         other.transaction_manager.commit()
         one.sync()
         self.assertEqual(one.root()['a']['n'], 3)
-        self.assertEqual(self.changes._pool.lent, 0)
+        self.assertEqual(self.changes.database.pool.lent, 0)
         one.close()
         other.close()
 
     def test_new_objects_are_not_looked_for(self):
-        asked, current_tid = [], self.changes._adapter.current_tid
+        asked, current_tid = [], self.changes.database.adapter.current_tid
 
         def ask(session, oid):
             asked.append(oid)
             return current_tid(session, oid)
 
-        with mock.patch.object(self.changes._adapter, 'current_tid', ask), self.db.transaction() as connection:
+        with mock.patch.object(self.changes.database.adapter, 'current_tid', ask), self.db.transaction() as connection:
             connection.root()['new'] = PersistentMapping()
         self.assertEqual(asked, [0])
 

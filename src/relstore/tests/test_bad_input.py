@@ -20,7 +20,9 @@ import ZODB.config
 from psycopg2.extensions import make_dsn
 
 import relstore
+from relstore.adapters.migrations import VERSION
 from relstore.tests.support.children import environment
+from relstore.tests.support.layers import Processes, SQLiteFiles
 from relstore.tests.support.own import OwnMariaDBLayer, OwnMySQLLayer, ServerLayer, administrator
 from relstore.tests.support.refusals import Refusals
 from relstore.tests.support.servers import (
@@ -235,7 +237,7 @@ class Tables(PostgreSQLRefusals):
     def test_newer_than_the_code(self):
         self.create()
         self.run_sql("UPDATE relstore_meta SET value = '99' WHERE name = 'schema'")
-        self.refused('site', 'version 99', 'version 1', 'newer relstore')
+        self.refused('site', 'version 99', f'version {VERSION}', 'newer relstore')
 
     def test_nothing_there_and_nothing_may_be_created(self):
         self.refused('site', 'create-schema', create_schema=False)
@@ -282,7 +284,7 @@ class Driver(Refusals):
         import psycopg
 
         def chosen():
-            return relstore.PostgreSQL('dbname=site')._driver.name
+            return relstore.PostgreSQL('dbname=site').driver.name
 
         self.assertEqual(chosen(), 'psycopg')
         with mock.patch.object(psycopg.pq, '__impl__', 'python'):
@@ -412,8 +414,8 @@ class MySQLAddress(MySQLRefusals):
         self.run_sql("GRANT ALL ON site.* TO guarded@'%'")
         for driver in self.drivers:
             for where in self.where, self.server.tcp_arguments('site'):
-                adapter = relstore.MySQL(**where | {'user': 'guarded', 'passwd': 'right'}, driver=driver)
-                relstore.RelStore(adapter).close()
+                address = relstore.MySQL(**where | {'user': 'guarded', 'passwd': 'right'}, driver=driver)
+                relstore.RelStore(address).close()
 
 
 class MySQLRights(MySQLRefusals):
@@ -435,8 +437,8 @@ class MySQLRights(MySQLRefusals):
         self.create()
         self.run_sql("GRANT SELECT ON site.* TO visitor@'%'")
         for driver in self.drivers:
-            adapter = relstore.MySQL(**self.where | {'user': 'visitor'}, driver=driver)
-            with closing(relstore.RelStore(adapter, read_only=True)) as storage:
+            address = relstore.MySQL(**self.where | {'user': 'visitor'}, driver=driver)
+            with closing(relstore.RelStore(address, read_only=True)) as storage:
                 self.assertEqual(len(storage), 0)
 
 
@@ -453,7 +455,7 @@ class MySQLTables(MySQLRefusals):
     def test_newer_than_the_code(self):
         self.create()
         self.run_sql("UPDATE relstore_meta SET value = '99' WHERE name = 'schema'")
-        self.refused('site', 'version 99', 'version 1', 'newer relstore')
+        self.refused('site', 'version 99', f'version {VERSION}', 'newer relstore')
 
     def test_nothing_there_and_nothing_may_be_created(self):
         self.refused('site', 'create-schema', options={'create_schema': False})
@@ -483,8 +485,8 @@ class MySQLTables(MySQLRefusals):
 class MySQLSettings(MySQLRefusals):
 
     def test_server_is_too_old(self):
-        with (mock.patch('relstore.adapters.mysql.OLDEST_MYSQL', (99, 0)),
-              mock.patch('relstore.adapters.mysql.OLDEST_MARIADB', (99, 0))):
+        with (mock.patch('relstore.adapters.mysql_server.OLDEST_MYSQL', (99, 0)),
+              mock.patch('relstore.adapters.mysql_server.OLDEST_MARIADB', (99, 0))):
             self.refused('99', 'or newer')
 
     def test_packets_are_too_small(self):
@@ -574,6 +576,7 @@ class SQLiteRefusals(Refusals):
 
 
 class Directory(SQLiteRefusals):
+    layer = SQLiteFiles
 
     def test_parent_is_missing(self):
         self.refused(str(self.directory / 'below'), 'No such file or directory', 'parent',
@@ -636,6 +639,7 @@ except relstore.errors.ConfigurationError as e:
 
 class Unwritable(SQLiteRefusals):
     """What a user without rights meets; where root runs the tests, in a child process that gives them up."""
+    layer = Processes
 
     def open(self, read_only=False):
         """Return what the child said on stderr, after a warning that it cannot lock the file of locks."""
@@ -675,6 +679,7 @@ class Unwritable(SQLiteRefusals):
 
 
 class File(SQLiteRefusals):
+    layer = SQLiteFiles
 
     def test_no_database(self):
         self.directory.mkdir()
@@ -704,7 +709,7 @@ class File(SQLiteRefusals):
     def test_newer_than_the_code(self):
         self.create()
         self.run_sql("UPDATE relstore_meta SET value = '99' WHERE name = 'schema'")
-        self.refused(str(self.database), 'version 99', 'version 1', 'newer relstore')
+        self.refused(str(self.database), 'version 99', f'version {VERSION}', 'newer relstore')
 
     def test_a_table_is_missing(self):
         self.create()
@@ -749,6 +754,7 @@ class Keywords(SQLiteRefusals):
 
 
 class CommandLine(unittest.TestCase):
+    layer = Processes
 
     def test_no_traceback(self):
         for arguments in [], ['frobnicate'], ['demo', '--frobnicate'], ['demo', '--data', '/no/such/Data.fs']:

@@ -26,6 +26,7 @@ from relstore.tests.support.backends import (
     cases,
 )
 from relstore.tests.support.commits import commit
+from relstore.tests.support.layers import Models
 from relstore.tests.support.records import counter, value_of
 
 TIMES = 50
@@ -99,7 +100,7 @@ class Views(TestCase):
 
     def kept(self) -> list[int]:
         """Return the tids of the bases that are kept of the object."""
-        return [base.tid for base in self.storage._cache._bases._kept.get(u64(self.oid), ())]
+        return [base.tid for base in self.storage.database.cache._bases._kept.get(u64(self.oid), ())]
 
     def value(self) -> int:
         return value_of(self.storage.load(self.oid)[0])
@@ -166,15 +167,15 @@ class Views(TestCase):
         self.assertEqual(self.value(), 105)
         view.poll_invalidations()
         tid = self.change(view)
-        self.assertLess(self.storage._cache.head, u64(tid))
+        self.assertLess(self.storage.database.cache.head, u64(tid))
         self.poll_while_others_commit(view)
         commit(view, (self.oid, tid, counter(107)))
         self.assertEqual(self.value(), 112)
 
     def test_a_load_that_arrives_late(self):
         """What the database answered is put into the cache after others have overwritten it twice."""
-        self.storage._cache.clear()
-        view, cache = self.view(), self.storage._cache
+        self.storage.database.cache.clear()
+        view, cache = self.view(), self.storage.database.cache
         put = cache.put
 
         def later(*arguments):
@@ -191,7 +192,7 @@ class Views(TestCase):
         view = self.view()
         view.load(self.oid)
         self.others_commit(1)
-        self.storage._cache.remove([u64(self.oid) + 1])
+        self.storage.database.cache.remove([u64(self.oid) + 1])
         self.others_commit(3)
         self.change(view, by=100)
         self.assertEqual(self.value(), 104)
@@ -288,6 +289,7 @@ class World:
 
 
 class TestRandomHistories(TestCase):
+    layer = Models
 
     def test_what_views_have_read_is_there(self):
         most = 0
@@ -302,6 +304,7 @@ class TestRandomHistories(TestCase):
 
 
 class TestBudget(TestCase):
+    layer = Models
     LIMIT = 200_000
 
     def cache(self, *stands: int) -> Cache:

@@ -12,6 +12,7 @@ import tempfile
 import unittest
 from xml.etree import ElementTree
 
+from relstore.tests.support.layers import Processes
 from relstore.tests.support.servers import cannot_run
 
 PROJECT = pathlib.Path(__file__).resolve().parents[3]
@@ -108,6 +109,7 @@ class Smoke(unittest.TestCase):
 
 class Committed(unittest.TestCase):
     """The page in the project: made of its figures, small, and what README.txt tells of it."""
+    layer = Processes
 
     directory = PROJECT / 'docs' / 'benchmarks'
 

@@ -1,4 +1,4 @@
-"""Blobs in a database that RelStorage made: relstore refuses what would cut them off from their data.
+"""Blobs in a database that RelStorage made: without blob-dir all is refused that would cut them off from their data.
 
 The data is in blob_chunk; rows are added there by SQL, as RelStorage adds them.
 """
@@ -6,6 +6,7 @@ import pickle
 import shutil
 import tempfile
 from contextlib import closing
+from unittest.mock import patch
 
 import ZODB
 from persistent.mapping import PersistentMapping
@@ -15,6 +16,8 @@ from ZODB.POSException import POSKeyError, Unsupported
 from ZODB.tests.hexstorage import HexStorage
 from ZODB.utils import p64, u64, z64
 
+from relstore.blobs.without import WithoutBlobs
+from relstore.errors import ConfigurationError
 from relstore.tests.support.adopted import Adopted, AdoptedMySQL, AdoptedPostgreSQL, AdoptedSQLite
 from relstore.tests.support.backends import (
     MYSQL,
@@ -33,7 +36,7 @@ from relstore.tests.support.servers import MemcachedServer, require_memcached
 BLOB, BESIDE, NEW = p64(2000), p64(2001), p64(2002)
 # A Blob's record: that of each is the same.
 RECORD = pickle.dumps(Blob, 3) + pickle.dumps(None, 3)
-SENTENCE = r'^Object 0x[0-9a-f]+ is a blob, and this version of relstore can.*\.$'
+SENTENCE = r'^Object 0x[0-9a-f]+ is a blob, which can.* without blob-dir.*\.$'
 
 
 def referring(*oids):
@@ -60,10 +63,10 @@ class Suite:
                                   for oid, state, base in stores])
 
     def rows(self, sql):
-        return self.storage._pool.attempt(lambda session: session.all(sql))
+        return self.storage.database.pool.attempt(lambda session: session.all(sql))
 
     def run_sql(self, sql):
-        self.storage._pool.attempt(lambda session: session.run(sql))
+        self.storage.database.pool.attempt(lambda session: session.run(sql))
 
     def add_chunk(self, tid, oid=BLOB, chunk=None):
         chunk = chunk or ("lo_from_bytea(0, 'data')" if isinstance(self, PostgreSQLBackend) else "'data'")
@@ -88,11 +91,18 @@ class Suite:
         return self.rows('SELECT count(*) FROM pg_largeobject_metadata')[0][0]
 
     def reopened(self, **options):
-        """Open it as another process does, which sees that there are blobs."""
-        with self.assertLogs('relstore', 'WARNING') as logs:
+        """Return a process without blob-dir that was there before the first blob, and has seen that there are some."""
+        with self.assertLogs('relstore', 'WARNING') as logs, patch.object(
+                WithoutBlobs, 'begin', lambda blobs, session, meta: blobs.look(session)):
             storage = self.opened(**options)
-        self.assertRegex(logs.output[0], 'has blobs, which this version of relstore does not support')
+        self.assertRegex(logs.output[0], 'which this one cannot do without blob-dir')
         return storage
+
+    def with_directory(self):
+        """Open it as it is to be opened."""
+        directory = tempfile.mkdtemp(prefix='relstore-blobs-')
+        self.addCleanup(shutil.rmtree, directory)
+        return self.opened(blob_dir=directory)
 
     def view(self, storage):
         view = storage.new_instance()
@@ -110,7 +120,7 @@ class Suite:
             change(storage, txn)
             storage.tpc_vote(txn)
         storage.tpc_abort(txn)
-        self.assertEqual(storage._pool.lent, 0)
+        self.assertEqual(storage.database.pool.lent, 0)
         self.assertEqual(storage.lastTransaction(), last)
         self.assertEqual(self.chunks(), before)
 
@@ -126,8 +136,8 @@ class Suite:
                 with self.assertRaisesRegex(Unsupported, SENTENCE):
                     instance.loadSerial(BLOB, self.second)
                 self.assertEqual(instance.load(BESIDE), (state(2), self.third))
-        self.assertFalse(view._cache.holds(u64(BLOB), view._view.at))
-        self.assertTrue(view._cache.holds(u64(BESIDE), view._view.at))
+        self.assertFalse(view.database.cache.holds(u64(BLOB), view._view.at))
+        self.assertTrue(view.database.cache.holds(u64(BESIDE), view._view.at))
         view.release()
 
 
@@ -139,6 +149,11 @@ class Refused(Suite):
         'restore': lambda self, storage, txn: storage.restore(NEW, self.second, RECORD, '', None, txn),
         'restore a deletion': lambda self, storage, txn: storage.restore(BLOB, self.second, None, '', None, txn),
         'delete': lambda self, storage, txn: storage.deleteObject(BLOB, self.second, txn)}
+
+    def test_not_opened(self):
+        self.add_chunks()
+        with self.assertRaisesRegex(ConfigurationError, 'has blobs: name a directory to cache them with blob-dir'):
+            self.opened()
 
     def test_not_loaded(self):
         self.add_chunks()
@@ -168,7 +183,7 @@ class Refused(Suite):
             self.run_sql('DELETE FROM blob_chunk')
             self.add_chunks()
             self.refused(lambda storage, txn, change=change: change(self, storage, txn))
-        self.storage._cache.clear()
+        self.storage.database.cache.clear()
         self.not_loaded(self.storage)
 
     def test_no_blobs(self):
@@ -194,7 +209,7 @@ class Refused(Suite):
             with self.assertRaisesRegex(Unsupported, SENTENCE):
                 storage.tpc_vote(txn)
             storage.tpc_abort(txn)
-        self.assertEqual(plain._pool.lent, 0)
+        self.assertEqual(plain.database.pool.lent, 0)
 
     def hexadecimal(self, state):
         return f"'\\x{state.hex()}'" if isinstance(self, PostgreSQLBackend) else f"x'{state.hex()}'"
@@ -240,11 +255,11 @@ class Packed(Suite):
         self.root = self.commit(z64, root, self.root)
 
     def pack(self, tid=None, **options):
-        self.reopened().pack(None if tid is None else u64(tid), None, **options)
+        self.with_directory().pack(None if tid is None else u64(tid), None, **options)
 
     def test_what_stays_keeps_its_data(self):
         self.add_chunks()
-        self.storage.database.adapter.set_writers('relstore')
+        self.storage.database.adapter.writers.set('relstore')
         if self.keep_history:
             self.pack(self.first)
             self.assertEqual(self.chunks(), [self.first, self.second])
@@ -282,7 +297,7 @@ class SharedData(Packed):
 
     def test_what_stays_keeps_its_data(self):
         self.shared()
-        self.storage.database.adapter.set_writers('relstore')
+        self.storage.database.adapter.writers.set('relstore')
         self.pack()
         self.assertEqual(self.chunks(), [self.second])
         self.assertEqual(self.large_objects(), self.others + 1)
@@ -292,7 +307,7 @@ class SharedData(Packed):
 
     def test_both_go_at_once(self):
         self.shared()
-        self.storage.database.adapter.set_writers('relstore')
+        self.storage.database.adapter.writers.set('relstore')
         self.commit(z64, referring(BESIDE), self.root)
         self.pack()
         self.assertEqual(self.chunks(), [])
@@ -312,7 +327,7 @@ class SharedData(Packed):
 
     def test_emptied(self):
         self.shared()
-        self.reopened().zap_all()
+        self.with_directory().zap_all()
         self.assertEqual(self.large_objects(), self.others)
 
     test_without_garbage_collection = None
@@ -332,12 +347,12 @@ class Caches(Suite):
         self.add_chunks()
         storage = self.reopened(cache_local_dir=directory)
         self.assertTrue(storage.database.warm.filled.wait(60))
-        self.assertTrue(storage._cache.holds(u64(BESIDE), u64(self.third)))
+        self.assertTrue(storage.database.cache.holds(u64(BESIDE), u64(self.third)))
         self.not_loaded(storage)
         for _ in range(2):
-            for oid, _, found in storage._cache.current()[1]:
+            for oid, _, found in storage.database.cache.current()[1]:
                 self.assertNotEqual((p64(oid), found), (BLOB, RECORD))
-            storage._cache._evict()
+            storage.database.cache._evict()
 
     def test_memcached(self):
         require_memcached(self)

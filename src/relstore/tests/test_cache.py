@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from relstore.caching.cache import OBJECT_BYTES, OPEN, PATIENCE, REVISION_BYTES, Cache
-from relstore.tests.support.backends import THOROUGH
+from relstore.tests.support.layers import Models
+from relstore.tests.support.left import THOROUGH
 from relstore.tests.support.world import LIMIT, LOG_LIMIT, OIDS, VIEWS, World, get
 
 
@@ -167,6 +168,7 @@ WITHOUT = (
 
 
 class TestHistories(unittest.TestCase):
+    layer = Models
 
     def test_random_histories(self):
         hits = 0
@@ -207,6 +209,7 @@ class TestThreads(unittest.TestCase):
 
     The database is arithmetic: an object changes at every tid that PERIOD divides when its oid is added.
     """
+    layer = Models
 
     PERIOD = 7
     OIDS = 40
@@ -287,6 +290,7 @@ class TestThreads(unittest.TestCase):
 
 
 class TestBudget(unittest.TestCase):
+    layer = Models
 
     def test_bytes_stay_within_the_limit(self):
         rnd = random.Random(2)

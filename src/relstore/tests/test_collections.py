@@ -64,7 +64,7 @@ class Collection(Commands):
         return found
 
     def rows(self, name, oid):
-        with closing(sqlite3.connect(self.adapter(name).path)) as connection:
+        with closing(sqlite3.connect(self.address(name).path)) as connection:
             return connection.execute('SELECT count(*) FROM object_state WHERE zoid = ?', (oid,)).fetchone()[0]
 
     def collect(self):

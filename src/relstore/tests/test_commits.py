@@ -11,6 +11,7 @@ from unittest import mock
 from relstore.caching import commits
 from relstore.caching.commits import BEGUN, DONE, CommitCounter
 from relstore.caching.memcached import Unreachable
+from relstore.tests.support.layers import Models
 from relstore.tests.support.patience import until
 
 PROCESSES = 3
@@ -109,7 +110,7 @@ class World:
 
     def time_passes(self, process):
         if process.counter._unbalanced is not None:
-            process.counter._unbalanced -= 2 * commits.STUCK
+            process.counter._unbalanced -= 2 * commits.STUCK_SECONDS
 
     def interleave(self):
         if self.rnd.random() < .2 and len(self.busy) < PROCESSES:
@@ -345,6 +346,7 @@ WITHOUT = (StartsAt1, ServesUnbalanced, CountsNoBegun, CountsNoDone, BeginsWitho
 
 
 class TestHistories(unittest.TestCase):
+    layer = Models
 
     def test_random_histories(self):
         skipped = 0
@@ -413,7 +415,7 @@ class TestDebts(unittest.TestCase):
         self.server = Server()
         self.addCleanup(self.until, lambda: not self.payers())
         self.mine, self.other = self.counter(), self.counter()
-        patch = mock.patch.object(commits, 'RETRY', 0.01)
+        patch = mock.patch.object(commits, 'RETRY_SECONDS', 0.01)
         patch.start()
         self.addCleanup(patch.stop)
 
@@ -459,7 +461,7 @@ class TestDebts(unittest.TestCase):
     def test_close_tells_what_it_can(self):
         before = self.other.value()
         self.server.down = True
-        with mock.patch.object(commits, 'RETRY', 1000):
+        with mock.patch.object(commits, 'RETRY_SECONDS', 1000):
             self.commit(self.mine)
             self.server.down = False
             self.mine.close()
@@ -467,7 +469,7 @@ class TestDebts(unittest.TestCase):
 
     def test_a_child_process_owes_nothing(self):
         self.server.down = True
-        with mock.patch.object(commits, 'RETRY', 1000):
+        with mock.patch.object(commits, 'RETRY_SECONDS', 1000):
             self.commit(self.mine)
             self.mine.close()
             self.until(lambda: not self.payers())       # fork leaves no thread
@@ -523,8 +525,8 @@ class TestNeverBalanced(unittest.TestCase):
                 now += 10
                 other.done(other.begun())
                 unknown += other.value() is None
-            self.assertLessEqual(unknown * 10, commits.STUCK + 20)
-            self.assertGreaterEqual(unknown * 10, commits.STUCK)
+            self.assertLessEqual(unknown * 10, commits.STUCK_SECONDS + 20)
+            self.assertGreaterEqual(unknown * 10, commits.STUCK_SECONDS)
 
     def test_balanced_now_and_then_is_enough(self):
         server, now = Server(), 1000.0
@@ -533,9 +535,9 @@ class TestNeverBalanced(unittest.TestCase):
                 mock.patch.object(server, 'delete', side_effect=AssertionError('deleted')):
             mine.value()
             for _ in range(20):
-                now += commits.STUCK / 2
+                now += commits.STUCK_SECONDS / 2
                 token = mine.begun()
                 self.assertIsNone(mine.value())
-                now += commits.STUCK / 2
+                now += commits.STUCK_SECONDS / 2
                 mine.done(token)
                 self.assertIsNotNone(mine.value())

@@ -40,6 +40,7 @@ from relstore.tests.support.backends import (
 )
 from relstore.tests.support.commands import Commands, environment
 from relstore.tests.support.commits import perform
+from relstore.tests.support.layers import SQLiteFiles
 from relstore.tests.support.servers import postgresql_programs
 from relstore.tests.support.watch import MySQLWatch, Watch
 
@@ -173,7 +174,7 @@ class InUse(Adopted):
                 site.until_more(20)
                 self.assertFalse(any(each.done() for each in openings))
             storage, _ = [each.result(PATIENCE) for each in openings]
-        self.assertEqual(storage.database.adapter.writers(), 'any')
+        self.assertEqual(storage.database.adapter.writers.who(), 'any')
         oid = storage.new_oid()
         perform(storage, lambda txn: storage.store(oid, z64, b'mine', '', txn))
         self.assertEqual(storage.load(oid)[0], b'mine')
@@ -187,8 +188,8 @@ class InUse(Adopted):
 
     def test_killed_while_it_waits(self):
         """Nobody is left at the server who keeps the site waiting."""
-        adapter, arguments = type(self.adapter('adopted')).__name__, self.arguments('adopted') | {'driver': self.driver}
-        script = f'import relstore as r; r.RelStore(r.{adapter}(**{arguments}), keep_history={self.keep_history})'
+        kind, arguments = type(self.address('adopted')).__name__, self.arguments('adopted') | {'driver': self.driver}
+        script = f'import relstore as r; r.RelStore(r.{kind}(**{arguments}), keep_history={self.keep_history})'
         with self._asked('SELECT count(*) FROM object_state'), closing(self.watched()) as watch:
             process = subprocess.Popen([sys.executable, '-c', script], env=environment())
             watch.until(f'EXISTS ({self.waiting})', seconds=PATIENCE)
@@ -207,8 +208,7 @@ class InUse(Adopted):
 
     def test_interrupted_after_a_step(self):
         """The columns are there, and no table of ours: it is RelStorage's still."""
-        adapter = self.adapter('adopted')
-        adapter.configure(self.keep_history, read_only=False)
+        adapter = self.address('adopted').bind(self.keep_history)
         with adapter.completion() as steps:
             self.assertEqual(steps.run_next().step.names, ('refs',))
         with self.assertRaisesRegex(ConfigurationError, 'relstore_meta'):
@@ -216,7 +216,7 @@ class InUse(Adopted):
         with adapter.completion() as steps:
             self.assertNotIn('refs', steps.missing())
         storage = self.opened()
-        self.assertEqual(storage.database.adapter.writers(), 'any')
+        self.assertEqual(storage.database.adapter.writers.who(), 'any')
         self.assertEqual(storage.load(p64(0)), (self.current[0][0], p64(self.current[0][1])))
 
 
@@ -253,8 +253,7 @@ class InUseOnPostgreSQL(AdoptedPostgreSQL, InUse):
             process.communicate()
 
     def test_locks_stay_relstorages_after_an_interruption(self):
-        adapter = self.adapter('adopted')
-        adapter.configure(self.keep_history, read_only=False)
+        adapter = self.address('adopted').bind(self.keep_history)
         with adapter.completion() as steps:
             steps.run_next()
         self.opened()
@@ -282,7 +281,7 @@ class Writers(unittest.TestCase):
     def setUp(self):
         super().setUp()
         self.storage, self.other = self.open_storage(), self.open_storage(commit_lock_timeout=LONGEST)
-        module = sys.modules[type(self.other.database.adapter).__module__]
+        module = sys.modules[self.other.database.adapter.commit_type.__module__]
         patched = mock.patch.object(module, 'FINISH_TIMEOUT', LONGEST)
         patched.start()
         self.addCleanup(patched.stop)
@@ -305,16 +304,16 @@ class Writers(unittest.TestCase):
         self.storage.tpc_vote(txn)
         with ThreadPoolExecutor(1) as threads:
             try:
-                telling = threads.submit(self.storage.database.adapter.set_writers, 'any', 10 * PATIENCE)
+                telling = threads.submit(self.storage.database.adapter.writers.set, 'any', 10 * PATIENCE)
                 self.watch.until_somebody_waits()
                 self.commit(10)
                 self.assertFalse(telling.done())
                 with self.assertRaisesRegex(LockTimeout, self.holder):
-                    self.other.database.adapter.set_writers('relstore', 0.1)
+                    self.other.database.adapter.writers.set('relstore', 0.1)
             finally:
                 self.storage.tpc_abort(txn)
             telling.result(PATIENCE)
-        self.assertEqual(self.storage.database.adapter.writers(), 'any')
+        self.assertEqual(self.storage.database.adapter.writers.who(), 'any')
 
 
 class WritersOnPostgreSQL(Writers):
@@ -329,7 +328,7 @@ class WritersOnPostgreSQL(Writers):
         with closing(psycopg2.connect(self.dsn())) as writer, writer.cursor() as cursor, \
                 ThreadPoolExecutor(1) as threads:
             cursor.execute('UPDATE current_object SET tid = tid WHERE zoid = -1')
-            making = threads.submit(self.storage.database.adapter.make_index_for_relstorage)
+            making = threads.submit(self.storage.database.adapter.writers.make_index)
             try:
                 self.watch.until("EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX CONC%%' "
                                  "AND wait_event_type = 'Lock')")
@@ -345,8 +344,7 @@ class WritersOnPostgreSQL(Writers):
         if not self.keep_history:
             self.skipTest('there is no such index')
         self.addCleanup(self.watch.rows, 'DROP INDEX IF EXISTS current_object_tid')
-        script = (f'import relstore; adapter = relstore.PostgreSQL(**{self.arguments()}); '
-                  'adapter.configure(True, False); adapter.make_index_for_relstorage()')
+        script = f'import relstore; relstore.PostgreSQL(**{self.arguments()}).bind(True).writers.make_index()'
         with closing(psycopg2.connect(self.dsn())) as writer, writer.cursor() as cursor:
             cursor.execute('UPDATE current_object SET tid = tid WHERE zoid = -1')
             process = subprocess.Popen([sys.executable, '-c', script], env=environment())
@@ -428,13 +426,13 @@ class Others(Adopted):
             with closing(self.opened()) as storage:
                 oid = storage.new_oid()
                 perform(storage, lambda txn: storage.store(oid, z64, b'mine', '', txn))
-                storage.database.adapter.make_index_for_relstorage()
+                storage.database.adapter.writers.make_index()
         with closing(self.opened()) as storage:
             storage.zap_all()
         for name in 'transaction', 'current_object', 'pack_state':
             self.assertEqual([tuple(row) for row in self.execute(f'SELECT * FROM "{name}"')], [(7,)])
         with self.assertRaisesRegex(ConfigurationError, 'is history-free; set keep-history false'):
-            relstore.RelStore(self.adapter('adopted'), keep_history=True)
+            relstore.RelStore(self.address('adopted'), keep_history=True)
 
 
 class Taken(Adopted):
@@ -479,12 +477,12 @@ class OnMySQL(AdoptedMySQL):
 
 
 class Columns(unittest.TestCase):
+    layer = SQLiteFiles
 
     def test_of_every_table(self):
         """What a section of a schema file makes is what the database has afterwards."""
         for keep_history in True, False:
-            adapter = relstore.SQLite('/nowhere')
-            adapter.configure(keep_history, read_only=False)
+            adapter = relstore.SQLite('/nowhere').unseen(keep_history)
             for name, ddl in adapter.schema().items():
                 if 'CREATE TABLE' in ddl:
                     with self.subTest(name, history=keep_history), closing(sqlite3.connect(':memory:')) as database:

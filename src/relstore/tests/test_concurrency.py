@@ -113,7 +113,7 @@ class Counter(CounterSuite):
         self._make_counter(db)
         in_threads(8, increment, db, 15)
         self._assert_counted(8 * 15)
-        self.assertEqual(self.storage._pool.lent, 0)
+        self.assertEqual(self.storage.database.pool.lent, 0)
 
 
 class CounterOfProcesses(CounterSuite):
@@ -156,7 +156,7 @@ class Order(Suite):
             """Return what each look at the table found that was not there before."""
             seen, found = {0}, []
             start.wait(PATIENCE)
-            with closing(self.place.open()) as other, other._pool.session() as session:
+            with closing(self.place.open()) as other, other.database.pool.session() as session:
                 while True:
                     last = done.is_set()
                     now = {tid for tid, in session.all('SELECT DISTINCT tid FROM object_state')} - seen
@@ -355,7 +355,7 @@ class Fork(Suite):
 
     def setUp(self):
         super().setUp()
-        self.storage = relstore.RelStore(self.adapter(), keep_history=self.keep_history, cache_local_mb=0)
+        self.storage = relstore.RelStore(self.address(), keep_history=self.keep_history, cache_local_mb=0)
         self.addCleanup(self.storage.close)
         self.oid = self.storage.new_oid()
         commit(self.storage, (self.oid, z64, state(1)))
@@ -382,7 +382,7 @@ class Fork(Suite):
             self.fail(text.decode())
 
     def _backend(self, storage) -> int:
-        with storage._pool.session() as session:
+        with storage.database.pool.session() as session:
             connection = session._connection
             return connection.thread_id() if isinstance(self, MySQLBackend) else connection.info.backend_pid
 

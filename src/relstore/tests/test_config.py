@@ -15,6 +15,7 @@ import ZODB.config
 
 from relstore.errors import ConfigurationError
 from relstore.options import ALIASES, REFUSED, WITHOUT_EFFECT, Options
+from relstore.tests.support.layers import Processes, SQLiteFiles
 from relstore.tests.support.relstorage_options import HONOURED, RELSTORAGE_OPTIONS
 from relstore.tests.support.servers import PostgreSQLLayer
 
@@ -83,8 +84,11 @@ class OptionTests(unittest.TestCase):
                          'pool-timeout 0.5', 'poll-limit 9', 'commit-lock-timeout 5', 'cache-local-dir var/cache',
                          'cache-local-dir-write-max-size 10MB',
                          'cache-servers 10.0.0.1:11211, unix:/run/mc', 'cache-module-name pymemcache',
-                         'cache-prefix zodb', 'poll-interval 0.5'),
-            Options(cache_local_dir='var/cache', cache_local_dir_write_max_size=10 << 20,
+                         'cache-prefix zodb', 'poll-interval 0.5', 'blob-dir var/blobs', 'shared-blob-dir on',
+                         'blob-cache-size 10GB', 'blob-cache-fill-on-commit on', 'blob-chunk-size 64KB'),
+            Options(blob_dir='var/blobs', shared_blob_dir=True, blob_cache_size=10 << 30,
+                    blob_cache_fill_on_commit=True, blob_chunk_size=64 << 10,
+                    cache_local_dir='var/cache', cache_local_dir_write_max_size=10 << 20,
                     name='site', read_only=True, keep_history=False, create_schema=False, cache_local_mb=100,
                     cache_local_object_max=2 << 20, pool_size=8, pool_timeout=0.5, poll_limit=9,
                     commit_lock_timeout=5, pack_gc=False, pack_dry_run=True, pack_prepack_only=True,
@@ -97,7 +101,7 @@ class OptionTests(unittest.TestCase):
 
     def test_reading_the_file_logs_nothing(self):
         with self.assertNoLogs('relstore'):
-            parse(SQLITE, 'blob-dir x')
+            parse(SQLITE, 'replica-timeout 600')
 
 
 class RefusalTests(unittest.TestCase):
@@ -214,20 +218,20 @@ class PostgreSQLTests(unittest.TestCase):
     def test_group_commit(self):
         for text, durable in ('true', True), ('false', False):
             with self.subTest(text):
-                adapter = parse_adapter('<postgresql>', f'group-commit {text}', '</postgresql>').open()
-                adapter.configure(True, False)
+                address = parse_adapter('<postgresql>', f'group-commit {text}', '</postgresql>').open()
+                adapter = address.unseen(keep_history=True)
                 self.assertEqual('pg_logical_emit_message' in adapter.sql.finish, durable)
 
     def test_prepared_statements(self):
         for text, expected in ('auto', 'auto'), ('Auto', 'auto'), ('true', 'true'), ('on', 'true'), ('no', 'false'):
             with self.subTest(text):
                 factory = parse_adapter('<postgresql>', f'prepared-statements {text}', '</postgresql>')
-                self.assertEqual(factory.open()._prepared_statements, expected)
+                self.assertEqual(factory.open().prepared_statements, expected)
         with self.assertRaisesRegex(ZConfig.ConfigurationError, 'allowed is auto, true or false'):
             parse_adapter('<postgresql>', 'prepared-statements perhaps', '</postgresql>')
 
     def test_adapter(self):
-        from relstore.adapters.postgresql import PostgreSQL
+        from relstore.adapters.addresses import PostgreSQL
         for driver in ('psycopg2', 'psycopg'):
             with self.subTest(driver), self.assertNoLogs('relstore'):
                 factory = parse_adapter('<postgresql>', f'driver {driver}', '</postgresql>')
@@ -259,19 +263,19 @@ class MySQLTests(unittest.TestCase):
             'passwd': 'x', 'charset': 'latin1', 'connect_timeout': 3, 'read_default_file': __file__,
             'read_default_group': 'zope', 'ssl_mode': 'verify_identity',
             'ssl_ca': __file__, 'ssl_cert': __file__, 'ssl_key': __file__}
-        adapter = self.mysql(*(f'{name} {value}' for name, value in keys.items()), 'compress on').open()
+        address = self.mysql(*(f'{name} {value}' for name, value in keys.items()), 'compress on').open()
         keys |= {'database': keys.pop('db'), 'password': keys.pop('passwd'), 'compress': True}
-        self.assertEqual(adapter._settings, keys)
+        self.assertEqual(address.settings, keys)
 
     def test_defaults_leave_the_rest_to_the_driver(self):
         with self.assertNoLogs('relstore'):
-            adapter = self.mysql('db zodb').open()
-        self.assertEqual(adapter._settings, {'database': 'zodb', 'charset': 'utf8mb4', 'connect_timeout': 10})
+            address = self.mysql('db zodb').open()
+        self.assertEqual(address.settings, {'database': 'zodb', 'charset': 'utf8mb4', 'connect_timeout': 10})
 
     def test_drivers_of_relstorage(self):
         for name, ours in [('MySQLdb', 'mysqlclient'), ('PyMySQL', 'pymysql'), ('auto', 'mysqlclient')]:
             with self.subTest(name), self.assertNoLogs('relstore'):
-                self.assertEqual(self.mysql('db zodb', f'driver {name}').open()._driver.name, ours)
+                self.assertEqual(self.mysql('db zodb', f'driver {name}').open().driver.name, ours)
         for name in 'gevent MySQLdb', 'C MySQL Connector/Python', 'Py MySQL Connector/Python':
             with self.subTest(name), self.assertLogs('relstore', logging.WARNING) as logs:
                 self.mysql('db zodb', f'driver {name}').open()
@@ -320,6 +324,7 @@ class SQLiteTests(unittest.TestCase):
 
 class OpenTests(unittest.TestCase):
     """Real storages and databases, on SQLite."""
+    layer = SQLiteFiles
 
     def setUp(self):
         directory = tempfile.TemporaryDirectory()
@@ -386,12 +391,12 @@ class OpenTests(unittest.TestCase):
         return f'%import relstore\n<zodb>\n<relstore>\n{line}\n{self.sqlite}\n</relstore>\n</zodb>\n'
 
     def test_warns_once_for_each_open(self):
-        factory = parse(self.sqlite, 'blob-dir x', 'shared-blob-dir off')
+        factory = parse(self.sqlite, 'replica-timeout 600', 'commit-lock-id 3')
         for _ in range(2):
             with self.assertLogs('relstore', logging.WARNING) as logs:
                 factory.open().close()
             self.assertEqual([record.args[0] for record in logs.records if record.levelno == logging.WARNING],
-                             ['blob-dir', 'shared-blob-dir'])
+                             ['replica-timeout', 'commit-lock-id'])
 
 
 # The names that RelStorage's component.xml defines.
@@ -417,6 +422,7 @@ with ZODB.config.databaseFromString(sys.stdin.read()).transaction() as connectio
 
 class BesideRelStorageTests(unittest.TestCase):
     """In processes of their own: a module that stands for RelStorage is there for all that follows."""
+    layer = Processes
 
     def setUp(self):
         directory = tempfile.TemporaryDirectory()

@@ -18,7 +18,8 @@ from ZODB.utils import oid_repr, p64, readable_tid_repr, u64, z64
 
 import relstore
 from relstore import conflicts, references
-from relstore.adapters.base import COMMIT_LOCK, EVERYBODY, SOME_OBJECTS
+from relstore.adapters.numbers import COMMIT_LOCK, EVERYBODY, SOME_OBJECTS
+from relstore.commit import Transaction
 from relstore.conflicts import Conflicts
 from relstore.errors import Deadlock, Disconnected, LockTimeout, StorageError
 from relstore.references import class_name, plain
@@ -178,15 +179,12 @@ class Errors(Suite):
         impatient = self.opened(commit_lock_timeout=1)
         commit(impatient, (oid, tid, state(3)))
         self.mine.tpc_abort(txn)
-        self.assertEqual(self.mine._pool.lent, 0)
+        self.assertEqual(self.mine.database.pool.lent, 0)
 
     def test_nothing_more_can_be_found_out(self):
         """What happened is known, so that is what is said, with what is known without the database."""
-        def lost(session, tid):
-            raise Disconnected('by the test')
-
-        self.mine._adapter.author = lost
-        error = self.conflict(user='editor')
+        with patch.object(Transaction, '_author', side_effect=Disconnected('by the test')):
+            error = self.conflict(user='editor')
         self.assertEqual(error.class_name, MINPO)
         self.assertNotIn('editor', str(error))
 
@@ -314,7 +312,7 @@ class Waiting(Suite):
         self.assertGreaterEqual(stats['waited_in_vain'], 0.9)
         [found] = [each for each in impatient.conflicts() if each.waited > 0.5]
         self.assertEqual(found[:5], (oid, MINPO, 0, 0, 0))
-        self.assertEqual(impatient._pool.lent, 0)
+        self.assertEqual(impatient.database.pool.lent, 0)
         self.other.tpc_finish(first)
         commit(impatient, (*free, state(2)))
 
@@ -428,7 +426,7 @@ class DeadlocksOnPostgreSQL(Suite):
         wanted.result(30)
         stats = self.impatient.commit_stats()
         self.assertEqual((stats['deadlocks'], stats['commits']), (1, 0))
-        self.assertEqual(self.impatient._pool.lent, 0)
+        self.assertEqual(self.impatient.database.pool.lent, 0)
 
     def test_in_vote(self):
         low, middle, high = sorted(self.object(state(0))[0] for _ in range(3))
@@ -505,7 +503,7 @@ class WaitingOnSQLite(Suite):
         stats = self.impatient.commit_stats()
         self.assertEqual(stats['lock_timeouts'], 1)
         self.assertGreaterEqual(stats['waited_in_vain'], 0.2)
-        self.assertEqual(self.impatient._pool.lent, 0)
+        self.assertEqual(self.impatient.database.pool.lent, 0)
         text = str(raised.exception)
         self.assertRegex(text, r'^The commit lock was held for 0\.2 s \(commit-lock-timeout\) by ')
         return text
@@ -529,7 +527,7 @@ class WaitingOnSQLite(Suite):
         self.assertEqual(self.mine.conflicts(), [])
 
     def test_for_another_process(self):
-        with subprocess.Popen([sys.executable, '-c', HOLDER, str(self.adapter().path)], stdin=subprocess.PIPE,
+        with subprocess.Popen([sys.executable, '-c', HOLDER, str(self.address().path)], stdin=subprocess.PIPE,
                               stdout=subprocess.PIPE) as holder:
             self.assertEqual(holder.stdout.readline(), b'held\n')
             said = self.in_vain()
@@ -541,7 +539,7 @@ class WaitingOnSQLite(Suite):
         """Whoever closes a file drops all the locks that the process has on it."""
         first = self.voted(self.other, (self.oids[1], z64, state(1)))
         self.in_vain()
-        with subprocess.Popen([sys.executable, '-c', HOLDER, str(self.adapter().path)], stdin=subprocess.DEVNULL,
+        with subprocess.Popen([sys.executable, '-c', HOLDER, str(self.address().path)], stdin=subprocess.DEVNULL,
                               stdout=subprocess.PIPE) as thief:
             second = self.started(thief.stdout.readline)
             with self.assertRaises(TimeoutError):
@@ -572,7 +570,7 @@ class WaitingOnSQLite(Suite):
             with patch.object(adapter.sql, 'begin_write', 'BEGIN EVENTUALLY'), self.assertRaises(StorageError):
                 commit_at_once()
 
-        pool, adapter = self.impatient._pool, self.impatient._adapter
+        pool, adapter = self.impatient.database.pool, self.impatient.database.adapter
         for before in commit_in_vain, commit_at_once, commit_after_a_while, fail_to_begin:
             with self.subTest(before.__name__):
                 before()
@@ -622,7 +620,7 @@ class Table(TestCase):
         sys.setswitchinterval(1e-6)
         self.addCleanup(conflicts.log.setLevel, conflicts.log.level)
         conflicts.log.setLevel(logging.CRITICAL)
-        often = patch.object(conflicts, 'PERIOD', 0.0)
+        often = patch.object(conflicts, 'PERIOD_SECONDS', 0.0)
         often.start()
         self.addCleanup(often.stop)
 
@@ -671,7 +669,7 @@ class Log(TestCase):
         return [(record.levelno, record.getMessage()) for record in logs.records[1:]]
 
     def minute_later(self) -> None:
-        self.conflicts._told -= conflicts.PERIOD
+        self.conflicts._told -= conflicts.PERIOD_SECONDS
 
     def test_one_line_a_minute(self):
         def work():
@@ -748,7 +746,7 @@ class ClassNames(TestCase):
             for _ in range(3):
                 damaged[noise.randrange(len(damaged))] = noise.randrange(256)
             name = class_name(bytes(damaged))
-            self.assertTrue(name.isprintable() and len(name.encode()) <= references.NAME, name)
+            self.assertTrue(name.isprintable() and len(name.encode()) <= references.NAME_BYTES, name)
 
     def test_plain(self):
         for text, limit, expected in (

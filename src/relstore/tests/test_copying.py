@@ -13,6 +13,7 @@ from ZODB.tests.hexstorage import HexStorage
 import relstore
 from relstore import copying
 from relstore.errors import Unavailable
+from relstore.packing.packs import Packs
 from relstore.tests.support.backends import (
     HISTORY_FREE,
     HISTORY_PRESERVING,
@@ -132,14 +133,14 @@ class Suite(Commands):
 
     def keeper(self):
         """Return a list that gets the session which keeps packs out of the storage."""
-        adapter, sessions = self.storage._adapter, []
-        keep = adapter.keep_packs_out
+        lock, sessions = self.storage.database.adapter.pack_lock, []
+        keep = lock.keep_packs_out
 
         def keep_and_tell(session, then):
             sessions.append(session)
             return keep(session, then)
 
-        patch = mock.patch.object(adapter, 'keep_packs_out', keep_and_tell)
+        patch = mock.patch.object(lock, 'keep_packs_out', keep_and_tell)
         patch.start()
         self.addCleanup(patch.stop)
         return sessions
@@ -201,7 +202,7 @@ class Wrapped(Suite):
     def test_a_sweep_begins_in_the_middle(self):
         """What it has on its list nobody links, and when it has ended nothing is added."""
         def pack():
-            with mock.patch.object(self.other._adapter, 'end_sweep', side_effect=Interrupted), \
+            with mock.patch.object(Packs, 'end_sweep', side_effect=Interrupted), \
                     self.assertRaises(Interrupted):
                 self.pack()
             self.assertGone()
@@ -227,7 +228,7 @@ class Wrapped(Suite):
 
     def test_where_relstorage_may_write(self):
         """An empty database is whole, until another process goes on."""
-        self.storage._adapter.set_writers('any')
+        self.storage.database.adapter.writers.set('any')
         self.interrupt_copy()
         self.copy_rest(until=4)
         self.wrapped = HexStorage(self.opened())
@@ -288,7 +289,7 @@ class Resumed(Suite):
     def test_a_sweep_was_interrupted(self):
         """It has removed nothing yet, or all."""
         self.copy_half()
-        with mock.patch.object(self.other._adapter, 'sweep', side_effect=Interrupted), \
+        with mock.patch.object(self.other.database.adapter, 'sweep', side_effect=Interrupted), \
                 self.assertRaises(Interrupted):
             self.pack()
         with self.assertRaisesRegex(StorageError, EMPTY):
@@ -335,19 +336,19 @@ class Resumed(Suite):
 
     def test_where_relstorage_may_have_packed(self):
         self.copy_half()
-        adapter = self.storage._adapter
-        adapter.set_writers('any')
+        adapter = self.storage.database.adapter
+        adapter.writers.set('any')
         with self.assertRaisesRegex(StorageError, EMPTY):
             self.copy()
-        adapter.set_writers('relstore')
+        adapter.writers.set('relstore')
         with self.assertRaisesRegex(StorageError, EMPTY):
             self.copy()
-        adapter.set_writers('any')
+        adapter.writers.set('any')
         self.storage.zap_all()
         self.copy_half()
         with self.assertRaisesRegex(StorageError, EMPTY):
             self.copy()
-        adapter.set_writers('relstore')
+        adapter.writers.set('relstore')
         self.storage.zap_all()
         self.copy_half()
         self.copy()
@@ -474,9 +475,9 @@ class Slow(Suite):
     """The source takes longer than the server lets a session be idle."""
 
     def test_it_is_kept_out_all_the_time(self):
-        storage = relstore.RelStore(self.impatient_adapter(), keep_history=self.keep_history)
+        storage = relstore.RelStore(self.impatient_address(), keep_history=self.keep_history)
         self.addCleanup(storage.close)
-        with closing(storage._adapter.connect()) as other:
+        with closing(storage.database.adapter.connect()) as other:
             def wait():
                 with self.assertRaises(StorageError):
                     for _ in within('the server ends an idle session'):
@@ -488,19 +489,19 @@ class Slow(Suite):
 
 class SlowPostgreSQL(Slow):
 
-    def impatient_adapter(self):
+    def impatient_address(self):
         return relstore.PostgreSQL(f"{self.dsn()} options='-c idle_session_timeout=1000'", driver=self.driver)
 
 
 class SlowMySQL(Slow):
 
-    def impatient_adapter(self):
+    def impatient_address(self):
         watch = self.new_watch()
         self.addCleanup(watch.close)
         before = watch.one('SELECT @@global.wait_timeout')
         self.addCleanup(watch.rows, f'SET GLOBAL wait_timeout = {before}')
         watch.rows('SET GLOBAL wait_timeout = 1')
-        return self.adapter()
+        return self.address()
 
 
 cases(globals(), SlowPostgreSQL, backends=(Psycopg2HistoryFree, Psycopg3HistoryPreserving))

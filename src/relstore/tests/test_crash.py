@@ -214,7 +214,8 @@ class TestPhantom(Suite):
     def setUp(self):
         require_memcached(self)
         super().setUp()
-        for name in 'SLOW', 'TIMEOUT':      # on a busy machine memcached may be slow, and would be left alone
+        # On a busy machine memcached may be slow, and would be left alone.
+        for name in 'SLOW_SECONDS', 'TIMEOUT_SECONDS':
             patience = patch.object(memcached, name, 5.0)
             patience.start()
             self.addCleanup(patience.stop)
@@ -313,7 +314,7 @@ class TestPhantom(Suite):
             ends.begin()
             ends.load(self.x)
             ends.storage.close()
-            with open(ends.storage._database.warm.path, 'rb') as file:
+            with open(ends.storage.database.warm.path, 'rb') as file:
                 self.assertIn(state(PHANTOM), file.read())
 
             self.crash(way)
@@ -330,7 +331,7 @@ class TestPhantom(Suite):
                 self.assertEqual(commit(storage, (self.x, FUTURE, state(NEW))), LOST)
             readers['memcached, afresh'] = self.reader(**self.shared)
             readers['file, afresh'] = self.reader(cache_local_dir=directory + '2')
-            readers['file, afresh'].storage._database.warm.filled.wait(SECONDS)
+            readers['file, afresh'].storage.database.warm.filled.wait(SECONDS)
             for name, reader in readers.items():
                 with self.subTest(name):
                     reader.begin()
@@ -356,9 +357,9 @@ class TestPhantom(Suite):
                 reader.begin()
                 self.assertEqual(reader.load(self.x), (OLD, FUTURE))
             self.assertEqual(stats()['polls_saved'], 1)
-            counter = reader.storage._database.counter
+            counter = reader.storage.database.counter
             count = counter.value
-            reader.storage._database.polling.forget()
+            reader.storage.database.polling.forget()
 
             def value():
                 """Read the counter just before the commit begins: the poll that is sent then shows it."""
@@ -368,7 +369,7 @@ class TestPhantom(Suite):
 
             with patch.object(counter, 'value', value):
                 self.assertEqual(reader.begin(), [self.x])
-            self.assertIsNotNone(reader.storage._database.polling._seen[0][0], 'its next polls could be saved')
+            self.assertIsNotNone(reader.storage.database.polling._seen[0][0], 'its next polls could be saved')
             sent = stats()['polls_sent']
             self.assertEqual(reader.load(self.x), (PHANTOM, LOST))
             reader.begin()
@@ -408,10 +409,11 @@ class TestOutcome(Suite):
         storage = relstore.RelStore(relstore.PostgreSQL(bouncer.dsn(dsn)), keep_history=keep_history)
         with closing(storage), closing(Watch(dsn)) as watch, ThreadPoolExecutor(1) as threads:
             oid, txn = self.change(storage)
-            backend, *_ = storage._txn._ticket
+            backend = storage._txn._commit.backend
             watch.rows('SELECT pg_advisory_lock(%s)', GATE)
             self.crashes.hold_back_log()
-            asked, send, about, crashed = getattr(storage._adapter.sql, statement), Session.all, Event(), Event()
+            asked, send = getattr(storage.database.adapter.sql, statement), Session.all
+            about, crashed = Event(), Event()
 
             def crash_first(session, sql, *parameters):
                 if sql == asked:
@@ -450,10 +452,10 @@ class TestOutcome(Suite):
         storage = relstore.RelStore(relstore.PostgreSQL(dsn), keep_history=keep_history)
         with closing(storage), closing(Watch(dsn)) as watch, ThreadPoolExecutor(1) as threads:
             oid, txn = self.change(storage)
-            backend, *_ = storage._txn._ticket
+            backend = storage._txn._commit.backend
             watch.rows('SELECT pg_advisory_lock(%s)', GATE)
             self.crashes.hold_back_log()
-            sql = storage._adapter.sql
+            sql = storage.database.adapter.sql
             with between_its_commits(storage), patch.object(sql, 'make_durable', make_durable or sql.make_durable):
                 finish = threads.submit(storage.tpc_finish, txn)
                 watch.until_somebody_waits()

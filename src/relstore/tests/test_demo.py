@@ -18,6 +18,7 @@ from ZODB.DB import DB
 from ZODB.FileStorage import FileStorage
 from ZODB.utils import p64
 
+from relstore import RelStore
 from relstore.cli import demo
 from relstore.cli.main import main
 from relstore.cli.sample import write_sample
@@ -48,8 +49,8 @@ class DemoTestCase(unittest.TestCase):
     def demo(self, *argv):
         return self.relstore('demo', '--data', self.path, '--into', self.into, *argv)
 
-    def assertWorks(self):
-        status, out, err = self.demo()
+    def assertWorks(self, *argv):
+        status, out, err = self.demo(*argv)
         self.assertEqual((status, err), (0, ''))
         return out
 
@@ -75,7 +76,7 @@ class DemoTests(DemoTestCase):
         self.assertIn(f'data-dir {self.into}\n', out)
         self.assertTrue(out.isascii(), out)
         self.assertNotIn('\x1b', out)
-        self.assertNotIn('blob', out)
+        self.assertNotIn('Compare every blob', out)
 
         with contextlib.closing(demo._open(self.into)) as storage:
             descriptions = [txn.description for txn in storage.iterator()][-2:]
@@ -115,15 +116,38 @@ class DemoTests(DemoTestCase):
                 self.assertEqual(self.contents(self.site), before)
                 shutil.rmtree(self.into)
 
-    def test_says_how_many_blobs_were_not_copied(self):
-        blobs = os.path.join(self.site, 'blobstorage')
+    def test_blobs(self):
+        for name in 'blobstorage', 'elsewhere':
+            with self.subTest(name):
+                self.copies_blobs(os.path.join(self.site, name), *(() if name == 'blobstorage' else ('--blobs',)))
+                shutil.rmtree(self.into)
+                shutil.rmtree(self.site)
+                os.mkdir(self.site)
+
+    def copies_blobs(self, blobs, *option):
         with contextlib.closing(DB(FileStorage(self.path, blob_dir=blobs))) as db:
             for data in b'first', b'second':
                 with db.transaction() as connection:
                     connection.root()[data] = Blob(data)
         before = self.contents(self.site)
-        self.assertIn('2 records have a blob file.', self.assertWorks())
+        self.assertIn('2 files equal', self.assertWorks(*option, *([blobs] if option else [])))
         self.assertEqual(self.contents(self.site), before)
+        with contextlib.closing(DB(demo._open(self.into))) as db, db.transaction() as connection:
+            self.assertEqual(connection.root()[b'second'].open().read(), b'second')
+
+    def test_a_blob_that_differs(self):
+        blobs = os.path.join(self.site, 'blobstorage')
+        with contextlib.closing(DB(FileStorage(self.path, blob_dir=blobs))) as db, db.transaction() as connection:
+            connection.root()['blob'] = Blob(b'data')
+        copied = RelStore.copyTransactionsFrom
+
+        def damaged(storage, other, progress=None):
+            copied(storage, other, progress)
+            storage.database.pool.attempt(lambda session: session.run("UPDATE blob_chunk SET chunk = x'00'"))
+        with mock.patch.object(RelStore, 'copyTransactionsFrom', damaged):
+            status, _, err = self.demo()
+        self.assertEqual(status, 1)
+        self.assertIn('the digest of the blob', err)
 
     def test_classes_need_not_be_there(self):
         module = types.ModuleType('relstore_demo_test_classes')
@@ -144,7 +168,9 @@ class DemoTests(DemoTestCase):
 
     def test_real_site(self):
         self.path = unpacked_site(self)
-        self.assertIn('336 transactions equal, byte for byte', self.assertWorks())
+        out = self.assertWorks()
+        self.assertIn('336 transactions equal, byte for byte', out)
+        self.assertIn('17 files equal', out)
 
 
 class RefusalTests(DemoTestCase):
@@ -270,9 +296,9 @@ class DifferenceTests(DemoTestCase):
         self.assertDiffers('was never in the source', self.source, longer)
 
     def test_site_may_go_on_writing(self):
-        before = demo.survey(self.source, 'no blobs', lambda: None)
+        before = demo.survey(self.source, lambda: None)
         self.longer()
-        self.assertEqual(demo.survey(self.source, 'no blobs', lambda: None), before)
+        self.assertEqual(demo.survey(self.source, lambda: None), before)
 
     def test_in_the_database(self):
         """One byte more in one row of the copy."""

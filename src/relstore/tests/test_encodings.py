@@ -38,7 +38,7 @@ class Encodings(unittest.TestCase):
                 with db.transaction() as connection:
                     self.assertEqual(connection.root()['ü']['ü'], 'ß')
                 for text in texts:
-                    with closing(storage._adapter.connect()) as session:
+                    with closing(storage.database.adapter.connect()) as session:
                         with self.assertRaisesRegex(DatabaseError, text):
                             session.run(f'SELECT "{text}"')
                         self.assertEqual(session.all('SELECT %s::text', (text,)), [(text,)])
@@ -65,5 +65,6 @@ class Encodings(unittest.TestCase):
         self.use(direct, 'Größe', '日本')
 
 
-cases(globals(), Encodings, backends=(Psycopg2HistoryPreserving, Psycopg3HistoryPreserving, *PGBOUNCER[::2]))
+cases(globals(), Encodings, backends=(Psycopg2HistoryPreserving, Psycopg3HistoryPreserving, *PGBOUNCER[::2]),
+      each_driver=True)
 del Encodings

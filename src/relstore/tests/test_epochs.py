@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from relstore.caching.epochs import Epochs, named
+from relstore.tests.support.layers import Models
 
 REMEMBERED = 6
 
@@ -77,6 +78,7 @@ class Histories(RuleBasedStateMachine):
 
 
 class TestEpochs(unittest.TestCase):
+    layer = Models
 
     def test_histories(self):
         run_state_machine_as_test(Histories)

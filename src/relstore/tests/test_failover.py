@@ -157,9 +157,9 @@ class Promoted(TestCase):
         """Tell each story for each of its routes up to its first yield; then comes the first act, and so on."""
         with ExitStack() as stack:
             def opened(route, database):
-                adapter = relstore.PostgreSQL(self._dsn(route, database), driver=route.driver)
+                address = relstore.PostgreSQL(self._dsn(route, database), driver=route.driver)
                 return stack.enter_context(closing(relstore.RelStore(
-                    adapter, keep_history=route.keep_history, commit_lock_timeout=10)))
+                    address, keep_history=route.keep_history, commit_lock_timeout=10)))
 
             told = {}
             for story, route in [(story, route) for story, routes in scenes.items() for route in routes]:
@@ -197,7 +197,7 @@ class Promoted(TestCase):
         busy, other, late = (Application(opened()) for _ in range(3))
         busy.create()
         self.assertEqual([other.read(), late.read()], [0, 0])
-        epoch = busy.storage._database.epochs.now
+        epoch = busy.storage.database.epochs.now
         yield
         busy.write(1)
         self.assertEqual(other.read(), 1)
@@ -212,7 +212,7 @@ class Promoted(TestCase):
             with self.assertRaises(TransientError):     # the only server cannot be written
                 other.read()
             other.manager.abort()
-        other.storage._database.oids.forget()
+        other.storage.database.oids.forget()
         with self.assertRaises(TransientError):
             other.storage.new_oid()
         yield
@@ -226,11 +226,11 @@ class Promoted(TestCase):
         self.assertEqual([app.read() for app in (busy, other, late)], [0, 0, 0])
         for n, app in enumerate((other, busy, late), 1):
             app.write(n)
-            self.assertNotEqual(app.storage._database.epochs.now, epoch)
+            self.assertNotEqual(app.storage.database.epochs.now, epoch)
         self.assertEqual([app.read() for app in (busy, other, late)], [3, 3, 3])
         view.release()
         for app in busy, other, late:
-            self.assertEqual(app.storage._pool.lent, 0)
+            self.assertEqual(app.storage.database.pool.lent, 0)
             app.close()
 
     def lost_answer_and_commit(self, opened) -> Story:
@@ -260,7 +260,7 @@ class Promoted(TestCase):
         idle.write(1)
         with ExitStack() as stack:
             for _ in range(3):
-                stack.enter_context(idle.storage._pool.session())
+                stack.enter_context(idle.storage.database.pool.session())
         yield
         busy.manager.begin()
         busy.record.value += 1
@@ -274,7 +274,7 @@ class Promoted(TestCase):
         busy.write(3)
         self.assertEqual(idle.read(), 3)
         for app in busy, idle:
-            self.assertEqual(app.storage._pool.lent, 0)
+            self.assertEqual(app.storage.database.pool.lent, 0)
             app.close()
 
     def lost_answer(self, opened) -> Story:
@@ -293,13 +293,13 @@ class Promoted(TestCase):
         with ThreadPoolExecutor(1) as threads:
             self.held.pause(sent=False)
             finish = threads.submit(storage.tpc_finish, txn)
-            with closing(Watch(self.primary.dsn(storage._adapter._database))) as watch:
+            with closing(Watch(self.primary.dsn(storage.database.adapter._database))) as watch:
                 watch.until('EXISTS (SELECT FROM object_state WHERE zoid = %s)', u64(oid))
             self.assertFalse(finish.done())
             yield
             self.held.resume()
             finish.exception(30)
-        self.assertEqual(storage._pool.lent, 0)
+        self.assertEqual(storage.database.pool.lent, 0)
         yield finish, exists(storage, oid)
 
 
@@ -318,7 +318,7 @@ class Suite(TestCase):
     def _several_sessions(self) -> None:
         with ExitStack() as stack:
             for _ in range(3):
-                stack.enter_context(self.storage._pool.session())
+                stack.enter_context(self.storage.database.pool.session())
 
     def _voted(self) -> tuple:
         """Return an instance that has voted, and its transaction, which creates an object."""
@@ -359,7 +359,7 @@ class Ended(Suite):
             self.assertEqual(self.app.read(), 2)
             self._several_sessions()
             self.watch.terminate_all()
-            self.storage._database.oids.forget()
+            self.storage.database.oids.forget()
             self.storage.new_oid()
 
     def test_reading(self):
@@ -368,7 +368,7 @@ class Ended(Suite):
         self.addCleanup(view.release)
         view.poll_invalidations()
         self.watch.terminate_all()
-        self.storage._cache.clear()
+        self.storage.database.cache.clear()
         if self.keep_history:
             view.load(z64)
         else:
@@ -407,7 +407,7 @@ class Expired(Suite):
 
     def test_idle_and_voted(self):
         view, txn = self._voted()
-        self._expire([*self.storage._pool._idle, view._txn._session])
+        self._expire([*self.storage.database.pool._idle, view._txn._session])
         with self.assertNoLogs('relstore', 'WARNING'):
             self.app.write(1)
             self._is_told(lambda: view.tpc_finish(txn))

@@ -25,9 +25,7 @@ from relstore import spool
 from relstore.errors import OutcomeUnknown, Unavailable
 from relstore.sessions.drivers import DRIVERS
 from relstore.tests.support.backends import (
-    BY_EVERY_DRIVER,
     HISTORY_PRESERVING,
-    THOROUGH,
     MySQLBackend,
     MySQLdbHistoryFree,
     MySQLdbHistoryPreserving,
@@ -45,6 +43,7 @@ from relstore.tests.support.backends import (
 )
 from relstore.tests.support.commits import commit
 from relstore.tests.support.faults import Faults, MySQLTrouble, PostgreSQLTrouble, SQLiteTrouble
+from relstore.tests.support.left import THOROUGH
 from relstore.tests.support.objects import exists
 from relstore.tests.support.proxy import join_all_but
 from relstore.tests.support.records import counter, state, value_of
@@ -79,7 +78,7 @@ class EveryStatement(Suite):
         self.faults = Faults(self.trouble)
         drivers = {name: self.faults.driver(driver) for name, driver in DRIVERS.items()}
         self.enter(patch.dict(DRIVERS, drivers))
-        self.enter(patch.object(spool, 'IN_MEMORY', 100))    # temporary files for all
+        self.enter(patch.object(spool, 'IN_MEMORY_BYTES', 100))    # temporary files for all
         gc.collect()
         self._before = threads(), files()
         self._warnings = self.enter(warnings.catch_warnings(record=True))
@@ -96,12 +95,15 @@ class EveryStatement(Suite):
         self.ordinary_tid, self.ordinary_value = z64, 0
 
     def every_statement(self, operate, prepare=lambda: None, check=lambda prepared, outcome: None,
-                        kinds=Faults.KINDS):
-        """For each fault: prepare, operate(prepared) under it, check(prepared, its result or exception)."""
-        for kind in kinds:
-            happened, n = True, 0
+                        kinds=Faults.KINDS, step=1):
+        """For each fault: prepare, operate(prepared) under it, check(prepared, its result or exception).
+
+        step: with 1 at each statement; otherwise at each step-th, at others with each kind.
+        """
+        for first, kind in enumerate(kinds):
+            happened, n = True, 1 + first * step // len(kinds) - step
             while happened:
-                n += 1
+                n += step
                 try:
                     happened = self._run(kind, n, operate, prepare, check)
                 except Exception as e:
@@ -127,7 +129,7 @@ class EveryStatement(Suite):
         return happened
 
     def _nothing_is_held(self):
-        pools = [storage._pool for storage in self.storages]
+        pools = [storage.database.pool for storage in self.storages]
         self.assertFalse([pool for pool in pools if pool.lent])
         self.assertEqual(len(self.faults.open), sum(len(pool._idle) for pool in pools), 'connections left open')
         self.trouble.settled()
@@ -199,7 +201,7 @@ class Statements(EveryStatement):
 
         def check(_, outcome):
             view.release()      # without history an iterator has a session
-            if not self.storage._adapter.reads_in_snapshot and self.kind in ('killed', 'lost'):
+            if not self.storage.database.adapter.reads_in_snapshot and self.kind in ('killed', 'lost'):
                 self.assertEqual(outcome, 'read', 'no transaction was open: a new connection serves')
             elif isinstance(outcome, Exception) and self.kind in ('killed', 'lost'):
                 self.assertIsInstance(outcome, TransientError)
@@ -256,7 +258,7 @@ class Statements(EveryStatement):
         seen = set()
 
         def exhaust():
-            self.storage._database.oids.forget()
+            self.storage.database.oids.forget()
 
         def check(_, outcome):
             oids = [self.other.new_oid() for _ in range(20)] + [self.view.new_oid() for _ in range(20)]
@@ -277,7 +279,7 @@ class Statements(EveryStatement):
     def _commit_with_everything(self, pieces):
         """Change, create, resolve a conflict, delete, and depend on a read; all of it happens or nothing."""
         if pieces:
-            self.storage._adapter.message_size = 300
+            self.storage.database.adapter.message_size = 300
         changed, resolved, read = (self.view.new_oid() for _ in range(3))
         commit(self.other, (changed, z64, state(0)), (resolved, z64, counter(0)), (read, z64, state(0)))
         values = {'changed': 0, 'resolved': 0}
@@ -419,20 +421,20 @@ class Creating(EveryStatement):
         """What failed half-way does not hinder the next."""
         names = (f'made_{n}' for n in itertools.count())
 
-        def operate(adapter):
-            relstore.RelStore(adapter, keep_history=self.keep_history).close()
+        def operate(address):
+            relstore.RelStore(address, keep_history=self.keep_history).close()
 
-        def check(adapter, outcome):
-            with closing(relstore.RelStore(adapter, keep_history=self.keep_history)) as storage:
+        def check(address, outcome):
+            with closing(relstore.RelStore(address, keep_history=self.keep_history)) as storage:
                 commit(storage, (storage.new_oid(), z64, state(1)))
 
-        self.every_statement(operate, lambda: self._nowhere(next(names)), check,
-                             kinds=('killed',) if isinstance(self, PostgreSQLBackend) else ('refused', 'killed'))
+        kinds = ('killed',) if isinstance(self, PostgreSQLBackend) else ('refused', 'killed')
+        self.every_statement(operate, lambda: self._nowhere(next(names)), check, kinds, step=1 if THOROUGH else 5)
 
     def _nowhere(self, name):
-        """Return an adapter to where there are no tables yet."""
+        """Return the address of where there are no tables yet."""
         if isinstance(self, SQLiteBackend):
-            return self.adapter(name)
+            return self.address(name)
         if isinstance(self, MySQLBackend):
             arguments = self.layer.server.create_database(name)
             self.addCleanup(self.layer.server.drop_database, name)
@@ -481,18 +483,18 @@ class SQLiteOutcome(EveryStatement):
 class EveryByte(Suite):
     """The connection is cut after byte k of a vote or finish, in either direction.
 
-    The four classes on PostgreSQL take every fourth k each, and together all; where THOROUGH, each class takes all.
+    The four classes on PostgreSQL take every eighth k each, and together every second; where THOROUGH, each takes all.
     """
 
     SAMPLE = 6      # places where the commit lock is waited for, each way
 
     def setUp(self):
         super().setUp()
-        self.step = 1 if THOROUGH else 97 if self.driver == 'pymysql' else 4     # which takes 40 ms to connect
+        self.step = 1 if THOROUGH else 97 if self.driver == 'pymysql' else 8     # which takes 40 ms to connect
         self.varies = 50 if isinstance(self, MySQLBackend) else 0
         self.addCleanup(join_all_but, threading.enumerate())
         self.proxy = self.enter(self.new_proxy())
-        self.storage = relstore.RelStore(self.adapter_through(self.proxy), keep_history=self.keep_history,
+        self.storage = relstore.RelStore(self.address_through(self.proxy), keep_history=self.keep_history,
                                          commit_lock_timeout=10)
         self.addCleanup(self.storage.close)
         self.other = self.open_storage()
@@ -531,7 +533,7 @@ class EveryByte(Suite):
         return [b - a for a, b in zip(before, after, strict=True)]
 
     def _each_cut(self, phase):
-        begin = 2 * self.keep_history + (self.driver == 'psycopg2')
+        begin = 4 * self.keep_history + 2 * (self.driver == 'psycopg2')
         for way, size in zip(('sent', 'received'), self._measure(phase), strict=True):
             for k in sorted({0, 1, size - 1, size, *range(begin, size, self.step)}):
                 cut = [lambda: None, lambda: None]
@@ -557,7 +559,7 @@ class EveryByte(Suite):
             self.assertEqual(outcome, tid)
         else:
             self.assertIsInstance(outcome, Unavailable)
-        self.assertEqual(self.storage._pool.lent, 0)
+        self.assertEqual(self.storage.database.pool.lent, 0)
 
     def test_vote(self):
         self._each_cut(0)
@@ -593,10 +595,11 @@ class EveryByte(Suite):
             return finish.result(30)
 
 
-cases(globals(), Statements, backends=BY_EVERY_DRIVER)
+cases(globals(), Statements)
 cases(globals(), Undoing, backends=HISTORY_PRESERVING)
 cases(globals(), SQLiteOutcome, backends=(SQLiteHistoryPreserving, SQLiteHistoryFree))
 cases(globals(), Creating, backends=(SQLiteHistoryPreserving, SQLiteHistoryFree, Psycopg2HistoryPreserving,
                                      MySQLdbHistoryPreserving, MySQLdbOnMySQLHistoryFree))
-cases(globals(), EveryByte, backends=(*POSTGRESQL, MySQLdbHistoryPreserving, MySQLdbHistoryFree, PyMySQLHistoryFree))
+cases(globals(), EveryByte, backends=(*POSTGRESQL, MySQLdbHistoryPreserving, MySQLdbHistoryFree, PyMySQLHistoryFree),
+      each_driver=True)
 del Suite, EveryStatement, Statements, Undoing, Creating, SQLiteOutcome, EveryByte

@@ -54,7 +54,7 @@ class Finishing(TestCase):
 
     def setUp(self):
         super().setUp()
-        for name, value in ('EVERY', 0.05), ('REPEAT', 0.1):
+        for name, value in ('LOOK_EVERY_SECONDS', 0.05), ('REPEAT_SECONDS', 0.1):
             patched = patch.object(finishing, name, value)
             patched.start()
             self.addCleanup(patched.stop)
@@ -118,7 +118,7 @@ class Finishing(TestCase):
         self.assertFalse([r.getMessage() for r in self.told.records if 'to be finished' in r.getMessage()])
 
     def test_ends_when_idle_and_begins_again(self):
-        with patch.object(finishing, 'IDLE', 0.0), closing(DB(self.open_storage())) as db:
+        with patch.object(finishing, 'IDLE_SECONDS', 0.0), closing(DB(self.open_storage())) as db:
             for n in range(3):
                 with db.transaction() as connection:
                     connection.root()['a'] = n
@@ -162,8 +162,8 @@ class FinishingOnMySQL(Finishing):
             watch.rows("CREATE USER guest@'%'")
             watch.rows("GRANT SELECT, INSERT, UPDATE, DELETE, CREATE TEMPORARY TABLES ON "
                        f"{watch.one('SELECT DATABASE()')}.* TO guest@'%'")
-            adapter = relstore.MySQL(**self.arguments() | {'user': 'guest'}, driver=self.driver)
-            storage = relstore.RelStore(adapter, keep_history=self.keep_history)
+            address = relstore.MySQL(**self.arguments() | {'user': 'guest'}, driver=self.driver)
+            storage = relstore.RelStore(address, keep_history=self.keep_history)
             with self.committing(storage) as commit:
                 for begin, end, told in (
                         (watch.take_commit_lock, watch.release_commit_lock, 'a transaction that this user may not see'),

@@ -20,6 +20,7 @@ from ZODB.utils import u64, z64
 
 import relstore
 from relstore.errors import Deadlock, Disconnected, OutcomeUnknown, Unavailable
+from relstore.packing.packs import Packs
 from relstore.tests.support.backends import (
     MySQLdbHistoryFree,
     MySQLdbHistoryPreserving,
@@ -142,7 +143,7 @@ class Nodes(TestCase):
             self.everywhere(tid)
             for storage, watch in zip(self.storages, self.watches, strict=True):
                 self.assertEqual(storage.load(oid), (state(round_), tid))
-                self.assertEqual(storage._pool.lent, 0)
+                self.assertEqual(storage.database.pool.lent, 0)
                 watch.until_nothing_is_open()
             tid = commit(self.here, (oid, tid, state(9)))
             self.everywhere(tid)
@@ -151,18 +152,19 @@ class Nodes(TestCase):
         """It has not waited for that transaction, which does not know of it, so only one of the two may go on."""
         [oid], tid = self.objects()
         txn = self.voted(self.there, (oid, tid, state(1)))
-        adapter = self.here._adapter
-        with self.here._pool.session() as session:
-            generation = adapter.new_pack(session, u64(tid), u64(tid), True, 'x')
-            adapter.end_marking(session, generation, 'x', 0)
+        adapter = self.here.database.adapter
+        with self.here.database.pool.session() as session:
+            packs = Packs(adapter, session)
+            generation = packs.new(u64(tid), u64(tid), True, 'x')
+            packs.end_marking(generation, 'x', 0)
             adapter.lock_votes(session, 5)
-            adapter.start_sweep(session, adapter.last_pack(session))
+            packs.start_sweep(packs.last())
             session.run('COMMIT')
             with self.assertRaises(ConflictError):
                 self.there.tpc_finish(txn)
             self.there.tpc_abort(txn)
             adapter.lock_votes(session, 5)
-            adapter.end_sweep(session, adapter.last_pack(session))
+            packs.end_sweep(packs.last())
             session.run('COMMIT')
         self.everywhere(commit(self.here, (oid, tid, state(2))))
 
@@ -206,7 +208,7 @@ class Nodes(TestCase):
                 with suppress(ConflictError):
                     voted.append(self.voted(self.there, (holder, tid, record(one))))
 
-            with before(self.here._adapter, step, vote):
+            with before(self.here.database.adapter, step, vote):
                 self.here.pack(None)
             for txn in voted:
                 try:
@@ -242,24 +244,24 @@ class Nodes(TestCase):
         for storage, watch in zip(self.storages, self.watches, strict=True):
             watch.one('SELECT 1')
             self.assertEqual({oid: value_of(storage.load(oid)[0]) for oid in done}, done)
-            self.assertEqual(storage._pool.lent, 0)
+            self.assertEqual(storage.database.pool.lent, 0)
 
     def test_another_node_is_asked_for_the_outcome(self):
         """It cannot know whether the first will still commit: so it says that, and keeps it from doing so."""
         [oid], tid = self.objects()
         txn = self.voted(self.here, (oid, tid, state(-1)))
-        pool, session = self.here._pool, self.here._txn._session
-        orphan = self.here._txn._ticket, self.here._txn._left, self.here._txn._record
+        pool, session = self.here.database.pool, self.here._txn._session
+        orphan = self.here._txn._commit
         pool.retire()
-        with mock.patch.object(self.here._adapter, 'finish', side_effect=Disconnected('lost by this test')), \
+        with mock.patch.object(orphan, 'finish', side_effect=Disconnected('lost by this test')), \
                 mock.patch.object(session, 'close'), \
-                mock.patch.object(pool, '_connect', self.there._adapter.connect), \
+                mock.patch.object(pool, '_connect', self.there.database.adapter.connect), \
                 self.assertRaises(OutcomeUnknown):
             self.here.tpc_finish(txn)
         pool.retire()
-        ticket, batches, record = orphan
+        orphan.session = session
         with self.assertRaises(Deadlock):
-            self.here._adapter.finish(session, ticket, None, record, batches)
+            orphan.finish()
         session.close()
         self.assertEqual(self.there.load(oid), (state(0), tid))
 
@@ -271,7 +273,7 @@ class Nodes(TestCase):
                                         cache_servers='127.0.0.1:1', poll_interval=60)
         self.addCleanup(storage.close)
         self.assertIn('poll-interval has no effect in a cluster', '\n'.join(logs.output))
-        self.assertEqual(storage._database.polling._interval, 0)
+        self.assertEqual(storage.database.polling._interval, 0)
 
     def test_oids_differ(self):
         oids = [u64(storage.new_oid()) for storage in self.storages * 50]

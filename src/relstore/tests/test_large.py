@@ -16,6 +16,8 @@ from ZODB.tests.StorageTestBase import zodb_pickle, zodb_unpickle
 from ZODB.utils import z64
 
 import relstore
+from relstore.adapters.commits.postgresql import PostgreSQLCommit
+from relstore.adapters.postgresql import PostgreSQLAdapter
 from relstore.cli.main import main
 from relstore.errors import ConfigurationError, LockTimeout, OutOfLocks, Unavailable
 from relstore.sessions.session import Session
@@ -56,7 +58,7 @@ class Memory(TestCase):
     """50 MB of states in a process that has 30 MB before."""
 
     def test_states_are_on_disk(self):
-        kind = type(self.adapter()).__name__
+        kind = type(self.address()).__name__
         arguments = {'data_dir': str(self._directory / 'main')} if kind == 'SQLite' else self.arguments()
         if kind == 'MySQL':
             arguments['driver'] = self.driver
@@ -72,13 +74,13 @@ class Afterwards(TestCase):
         self.addCleanup(self.storage.close)
 
     def mapped(self) -> int:
-        with self.storage._pool.session() as session:
+        with self.storage.database.pool.session() as session:
             [[size]] = session.all('PRAGMA mmap_size')
         return size
 
     def test_others_read_as_fast_as_ever(self):
         before = self.mapped()
-        changes = [(self.storage.new_oid(), z64, state(1)) for _ in range(relstore.adapters.sqlite.LARGE + 1)]
+        changes = [(self.storage.new_oid(), z64, state(1)) for _ in range(relstore.adapters.commits.sqlite.LARGE + 1)]
         tid = commit(self.storage, *changes)
         self.assertEqual(self.mapped(), before)
         with self.assertRaises(ConflictError):
@@ -105,14 +107,14 @@ class ManyConflicts(TestCase):
         oids = [storage.new_oid() for _ in range(250)]
         base = commit(storage, *((oid, z64, counter(0)) for oid in oids))
         commit(other, *((oid, base, counter(n)) for n, oid in enumerate(oids)))
-        adapter, seen = storage._adapter, []
-        vote = adapter.vote
+        adapter, seen = storage.database.adapter, []
 
-        def noted(session, ballot):
-            seen.append(vote(session, ballot))
-            return seen[-1]
+        class Noted(adapter.commit_type):
+            def vote(self, ballot):
+                seen.append(super().vote(ballot))
+                return seen[-1]
 
-        with patch.object(adapter, 'vote', noted):
+        with patch.object(adapter, 'commit_type', Noted):
             tid = commit(storage, *((oid, base, counter(1000)) for oid in oids))
         [verdict] = seen
         self.assertEqual([held is not None for *_, held in verdict.conflicts], [True] * 100 + [False] * 150)
@@ -143,26 +145,26 @@ class Ahead(TestCase):
         super().setUp()
         self.storage = self.open_storage(commit_lock_timeout=1)
         self.addCleanup(self.storage.close)
-        self.storage._adapter.message_size = 10_000
+        self.storage.database.adapter.message_size = 10_000
         self.other = self.open_storage(commit_lock_timeout=1)
         self.addCleanup(self.other.close)
         self.oids = [self.storage.new_oid() for _ in range(100)]
 
     def meanwhile(self, act):
         """Have act() called when the first piece was sent."""
-        sent, adapter = [], type(self.storage._adapter)
-        send_ahead = adapter.send_ahead
+        sent, kind = [], PostgreSQLCommit
+        send_ahead = kind.send_ahead
 
-        def send(self, session, batches):
+        def send(self, batches):
             def interrupted():
                 for batch in batches:
                     yield batch
                     if not sent:
                         act()
                     sent.append(len(batch))
-            return send_ahead(self, session, interrupted())
+            return send_ahead(self, interrupted())
 
-        with patch.object(adapter, 'send_ahead', send):
+        with patch.object(kind, 'send_ahead', send):
             yield
         self.assertGreater(len(sent), 1)
 
@@ -232,7 +234,7 @@ class FewLocks(TestCase):
     def setUp(self):
         self.layer.require(self)
         self.server = self.layer.server
-        patched = patch.object(relstore.PostgreSQL, 'most_locks', 1000)
+        patched = patch.object(PostgreSQLAdapter, 'most_locks', 1000)
         patched.start()
         self.addCleanup(patched.stop)
         self.dsn = self.server.create_database(self.id().rpartition('.')[2][:60])
@@ -334,18 +336,17 @@ class FewLocks(TestCase):
     def test_opened_to_relstorage_while_a_large_one_votes(self):
         """Who has voted is waited for, who votes just then learns of it."""
         oids, base = self.filled(1500)
-        adapter = relstore.PostgreSQL(self.dsn)
-        adapter.configure(keep_history=True, read_only=False)
+        adapter = relstore.PostgreSQL(self.dsn).bind(keep_history=True)
         txn = self.voted(self.storage, oids, base)
         with self.assertRaises(LockTimeout):
-            adapter.set_writers('any', timeout=0.1)
-        self.assertEqual(adapter.writers(), 'relstore')
+            adapter.writers.set('any', timeout=0.1)
+        self.assertEqual(adapter.writers.who(), 'relstore')
         self.storage.tpc_abort(txn)
         script = Session.script
 
         def interrupted(session, sql, parameters=()):
             if 'relstore_vote' in sql:
-                adapter.set_writers('any')
+                adapter.writers.set('any')
             return script(session, sql, parameters)
 
         with patch.object(Session, 'script', interrupted), \
@@ -371,10 +372,9 @@ class FewLocks(TestCase):
 
     def test_a_database_without_relstore(self):
         self.server.create_database('empty')
-        adapter = relstore.PostgreSQL(self.server.dsn('empty'))
-        adapter.configure(keep_history=True, read_only=False)
+        adapter = relstore.PostgreSQL(self.server.dsn('empty')).bind(keep_history=True)
         with self.assertRaisesRegex(ConfigurationError, 'never opened by relstore'):
-            adapter.writers()
+            adapter.writers.who()
 
 
 cases(globals(), Memory, backends=(

@@ -16,9 +16,10 @@ from unittest import mock
 from relstore.caching import commits, memcached
 from relstore.caching.cache import Cache
 from relstore.caching.commits import BEGUN, CommitCounter
-from relstore.caching.memcached import LARGEST, TIMEOUT, Memcached, Unreachable, split_servers
-from relstore.caching.shared import LARGEST_BATCH, LOOK_EVERY, Tier
+from relstore.caching.memcached import LARGEST_VALUE_BYTES, TIMEOUT_SECONDS, Memcached, Unreachable, split_servers
+from relstore.caching.shared import LARGEST_BATCH, LOOK_EVERY_SECONDS, Tier
 from relstore.errors import ConfigurationError
+from relstore.tests.support.layers import Processes
 from relstore.tests.support.patience import until, within
 from relstore.tests.support.servers import GarblingProxy, MemcachedLayer, MemcachedServer, cannot_run, require_memcached
 
@@ -49,8 +50,8 @@ class Case(unittest.TestCase):
 
     def patient(self):
         """However busy the machine, a server that answers is none that is given up."""
-        self.patch('TIMEOUT', 20)
-        self.patch('SLOW', 20)
+        self.patch('TIMEOUT_SECONDS', 20)
+        self.patch('SLOW_SECONDS', 20)
 
     def client(self, *servers):
         client = Memcached(servers, self.module)
@@ -125,7 +126,7 @@ class ClientSuite:
 
     def test_what_is_too_large_is_left_out(self):
         largest, larger, small = self.keys('largest', 'larger', 'small')
-        values = {larger: bytes(LARGEST + 1), largest: b'x' * LARGEST, small: b'x'}
+        values = {larger: bytes(LARGEST_VALUE_BYTES + 1), largest: b'x' * LARGEST_VALUE_BYTES, small: b'x'}
         self.shared.set_many(values)
         del values[larger]
         self.assertEqual(self.shared.get_many([largest, larger, small]), values)
@@ -219,6 +220,7 @@ class ClientSuite:
 
 
 class FailureSuite:
+    layer = Processes
 
     def setUp(self):
         super().setUp()
@@ -226,15 +228,17 @@ class FailureSuite:
 
     def quick(self):
         """Pauses are short from here on."""
-        self.patch('PAUSE', 0.01)
-        self.patch('LONGEST_PAUSE', 0.02)
+        self.patch('PAUSE_SECONDS', 0.01)
+        self.patch('LONGEST_PAUSE_SECONDS', 0.02)
 
     def test_unix_socket(self):
+        self.patient()
         client = self.client(self.own_server(unix=True).where)
         client.set_many({'a': b'1'})
         self.assertEqual(client.get_many(['a']), {'a': b'1'})
 
     def test_a_server_with_a_lower_limit_is_not_given_up(self):
+        self.patient()
         client = self.client(self.own_server({'max-item-size': '512k'}).where)
         with self.assertNoLogs('relstore'):
             client.set_many({'large': bytes(700_000)})
@@ -266,6 +270,7 @@ class FailureSuite:
         self.assertIn('answers again', logs.output[0])
 
     def test_a_restart_between_two_requests_is_not_noticed(self):
+        self.patient()
         client = self.client(self.server.where)
         self.use_many_connections(client)
         self.server.restart()
@@ -288,6 +293,7 @@ class FailureSuite:
         self.assertEqual(len(client.first._idle), min(count, memcached.MOST_IDLE))
 
     def test_an_interrupted_request_leaves_no_answer_behind(self):
+        self.patient()
         client = self.client(self.server.where)
         client.set_many({'a': b'1', 'b': b'2'})
 
@@ -302,6 +308,7 @@ class FailureSuite:
 
     def test_a_connection_lost_in_done_is_no_failure_of_the_server(self):
         """What must not happen twice is not tried again, and what follows goes to a new connection."""
+        self.patient()
         client = self.client(self.server.where)
         client.first.add('n', b'1')
         self.use_many_connections(client)
@@ -372,7 +379,7 @@ class FailureSuite:
 
     def test_a_slow_server_is_left_alone_until_it_is_quick(self):
         """A slow answer to the one who goes and sees does not end the pause."""
-        self.patch('PAUSE', 0.1)
+        self.patch('PAUSE_SECONDS', 0.1)
         answers = []
         client, proxy = self.delayed(lambda data: answers.append(data) or 0.1)
         deadline = time.monotonic() + 1.5
@@ -426,9 +433,10 @@ class FailureSuite:
             for _ in range(3):
                 started = time.monotonic()
                 self.assertEqual(client.get_many(values), values)
-                self.assertGreater(time.monotonic() - started, TIMEOUT)
+                self.assertGreater(time.monotonic() - started, TIMEOUT_SECONDS)
 
     def test_many_keys_are_asked_for_in_parts(self):
+        self.patient()
         client = self.client(self.server.where)
         values = {f'{n}': b'%d' % n for n in range(250)}
         client.set_many(values)
@@ -460,7 +468,7 @@ class FailureSuite:
         thread = threading.Thread(target=drip)
         thread.start()
         client = self.client(f'127.0.0.1:{listener.getsockname()[1]}')
-        with self.within(TIMEOUT + MARGIN), self.warned():
+        with self.within(TIMEOUT_SECONDS + MARGIN), self.warned():
             self.assertEqual(client.get_many(['a']), {})
         thread.join()
 
@@ -469,7 +477,7 @@ class FailureSuite:
         client = self.client(f'127.0.0.1:{proxy.port}')
         client.set_many({'a': b'1'})
         proxy.pause()
-        with self.within(TIMEOUT + MARGIN), self.warned():
+        with self.within(TIMEOUT_SECONDS + MARGIN), self.warned():
             for _ in range(20):
                 self.assertEqual(client.get_many(['a']), {})
         proxy.resume()
@@ -484,13 +492,13 @@ class FailureSuite:
             for n in range(50):
                 client.get_many([f'{n}'])
         threads = [threading.Thread(target=work) for _ in range(16)]
-        with self.within(TIMEOUT + MARGIN), self.warned():
+        with self.within(TIMEOUT_SECONDS + MARGIN), self.warned():
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
         # Sixteen that fail at once are one failure.
-        self.assertLessEqual(client.first._pause, 2 * memcached.PAUSE)
+        self.assertLessEqual(client.first._pause, 2 * memcached.PAUSE_SECONDS)
 
     def test_pauses_grow(self):
         self.server.kill()
@@ -531,7 +539,7 @@ class FailureSuite:
             self.skipTest('Its C library, libmemcached, is broken by some garbage; see memcached.Pylibmc.')
         self.quick()
         proxy = self.proxy(self.server)
-        self.patch('TIMEOUT', 0.05)
+        self.patch('TIMEOUT_SECONDS', 0.05)
         rnd = random.Random(3)
         answers = {
             'nothing': lambda data: b'', 'noise': lambda data: rnd.randbytes(len(data)),
@@ -553,7 +561,7 @@ class FailureSuite:
                 counter = CommitCounter(client, '', 'site')
                 proxy.garble = garble
                 # Once for each of them, as the garbage may be what a healthy server could say.
-                with self.within(12 * memcached.TIMEOUT + MARGIN):
+                with self.within(12 * memcached.TIMEOUT_SECONDS + MARGIN):
                     found = client.get_many(['a'])
                     self.assertLessEqual(set(found), {'a', 'other'})
                     client.set_many({'a': b'1'})
@@ -642,7 +650,7 @@ class WholeSuite:
         self.mc.first.delete(f'{tier._epoch.namespace}base')
         tier.look()
         self.assertIsNone(tier._shared_bases(tier._epoch.namespace))
-        later = time.monotonic() + LOOK_EVERY
+        later = time.monotonic() + LOOK_EVERY_SECONDS
         with mock.patch.object(memcached.time, 'monotonic', lambda: later):
             tier.look()
         self.assertEqual(tier._shared_bases(tier._epoch.namespace), (100,))
@@ -696,7 +704,7 @@ class WholeSuite:
         tier.put([(oid, b'x', 90, None) for oid in range(2 * LARGEST_BATCH)], 110, 1)
         self.assertEqual(len(tier.get(range(2 * LARGEST_BATCH), 110, 1)), LARGEST_BATCH)
         rows = [(5000 + oid, bytes(400_000), 90, None) for oid in range(10)]
-        tier.put([(4999, bytes(LARGEST + 1), 90, None), *rows], 110, 1)
+        tier.put([(4999, bytes(LARGEST_VALUE_BYTES + 1), 90, None), *rows], 110, 1)
         self.assertEqual(set(tier.get(range(4999, 5010), 110, 1)), {5000, 5001, 5002, 5003})
 
     # The counter
@@ -746,7 +754,7 @@ class WholeSuite:
         now = time.monotonic()
         with mock.patch.object(memcached.time, 'monotonic', lambda: now):
             self.assertEqual([two.value() for _ in range(5)], [None] * 5)
-            now += commits.STUCK - 1
+            now += commits.STUCK_SECONDS - 1
             self.assertEqual([two.value() for _ in range(5)], [None] * 5)
             now += 2
             self.assertIsNone(two.value())
@@ -760,7 +768,8 @@ class WholeSuite:
                 self.assertIsNone(counter.value())
                 self.assertIsNotNone(counter.value())
 
-    @mock.patch.multiple(memcached, SLOW=5.0, TIMEOUT=5.0)     # on a busy machine it is not to be left alone as slow
+    # On a busy machine the server must not be left alone as slow.
+    @mock.patch.multiple(memcached, SLOW_SECONDS=5.0, TIMEOUT_SECONDS=5.0)
     def test_a_committer_that_is_cut_off_tells_when_it_can(self):
         proxy = self.proxy(self.server)
         one, two = self.counter(self.client(f'127.0.0.1:{proxy.port}')), self.counter()
@@ -771,8 +780,8 @@ class WholeSuite:
                 token = False
                 if when == 'done':
                     token = one.begun()
-                proxy.stop()
                 with self.warned():
+                    proxy.stop()        # whoever pays an earlier debt may notice it first
                     if when == 'begun':
                         self.assertFalse(one.begun())
                         self.assertEqual(two.value(), before, 'nobody can know')

@@ -2,7 +2,8 @@
 a deadlock's victim, or waits too long.
 
 test_faults ends a connection at every statement and every byte; here it is ended where the server is known to be in
-the middle of something. What MySQL and PostgreSQL have in common, round trips among it, is in test_protocol.
+the middle of something. What MySQL and PostgreSQL have in common, round trips among it, is in
+test_roundtrips, test_locks and test_outcome.
 """
 import re
 import tempfile
@@ -18,6 +19,7 @@ from ZODB.POSException import ConflictError, ReadConflictError, StorageError
 from ZODB.utils import p64, u64, z64
 
 import relstore
+from relstore.adapters.commits.mysql import MySQLCommit
 from relstore.errors import ConfigurationError, Deadlock, Disconnected, LockTimeout
 from relstore.sessions.session import Session
 from relstore.tests.support.backends import MYSQL, PYMYSQL_ON_MYSQL, cases
@@ -55,7 +57,7 @@ class Suite(TestCase):
         proxy = self.new_proxy()
         proxy.start()
         self.addCleanup(proxy.stop)
-        storage = relstore.RelStore(self.adapter_through(proxy), keep_history=self.keep_history,
+        storage = relstore.RelStore(self.address_through(proxy), keep_history=self.keep_history,
                                     **{'commit_lock_timeout': 20} | options)
         self.addCleanup(storage.close)
         return storage, proxy
@@ -179,7 +181,7 @@ class Creators(Suite):
                     second.result(30)
                 self.assertEqual(raised.exception.oid, oid)
                 self.assertEqual(self.other.load(oid), (state(1), tid))
-                self.assertEqual(mine._pool.lent, 0)
+                self.assertEqual(mine.database.pool.lent, 0)
 
     def test_the_second_goes_on_where_the_first_gives_up(self):
         oid = p64(500_000)
@@ -214,13 +216,13 @@ class OldVotes(Suite):
     def test_who_votes_meanwhile_keeps_its_row(self):
         """A session that was idle for days votes just when its old row is about to be removed."""
         [oid] = self.objects()
-        adapter = self.other._adapter
+        adapter = self.other.database.adapter
         mine = self.opened()
         tid = commit(mine, (oid, self.other.getTid(oid), state(1)))
         self.watch.rows('UPDATE relstore_commit SET voted = voted - INTERVAL 2 DAY')
-        with self.other._pool.session() as session:
+        with self.other.database.pool.session() as session:
             old = [key for key, in session.script(adapter.sql.old_commits)]
-            self.assertIn(mine._pool._idle[-1].key, old)
+            self.assertIn(mine.database.pool._idle[-1].key, old)
             vote = self.started(self.voted, mine, (oid, tid, state(2)))
             self.watch.until_somebody_waits()
             session.results(adapter.sql.forget_commits, (adapter.oid_list(old),))
@@ -233,13 +235,13 @@ class OldVotes(Suite):
 @contextmanager
 def unanswered(storage, sent=True):
     """Lose the connection when finish has committed; or before it was sent."""
-    def finish(session, *arguments):
+    def finish(commit):
         if sent:
-            real(session, *arguments)
+            real(commit)
         raise Disconnected('lost by this test')
 
-    real = storage._adapter.finish
-    with mock.patch.object(storage._adapter, 'finish', finish):
+    real = MySQLCommit.finish
+    with mock.patch.object(MySQLCommit, 'finish', finish):
         yield
 
 
@@ -255,7 +257,7 @@ class Asking(Suite):
     def test_a_deadlock_is_no_answer(self):
         """A node of a cluster may end what asks, in favour of what it asks about."""
         def results(session, sql, parameters=()):
-            if sql == self.mine._adapter.sql.outcome and len(ended) < 3:
+            if sql == self.mine.database.adapter.sql.outcome and len(ended) < 3:
                 ended.append(sql)
                 raise Deadlock(message='of this test')
             return real(session, sql, parameters)
@@ -293,14 +295,14 @@ class Reconnecting(Suite):
         with tempfile.NamedTemporaryFile('w', suffix='.cnf') as options:
             options.write('[client]\nreconnect = 1\n')
             options.flush()
-            adapter = relstore.MySQL(**self.arguments(), driver=self.driver, read_default_file=options.name)
-            storage = relstore.RelStore(adapter, keep_history=self.keep_history)
+            address = relstore.MySQL(**self.arguments(), driver=self.driver, read_default_file=options.name)
+            storage = relstore.RelStore(address, keep_history=self.keep_history)
             self.addCleanup(storage.close)
             [oid] = self.objects()
-            with self.assertRaises(Disconnected), closing(adapter.connect()) as session:
+            with self.assertRaises(Disconnected), closing(storage.database.adapter.connect()) as session:
                 self.watch.terminate(session._connection.thread_id())
                 session.all('SELECT 1')
-            self.watch.terminate(storage._pool._idle[-1]._connection.thread_id())
+            self.watch.terminate(storage.database.pool._idle[-1]._connection.thread_id())
             self.assertEqual(value_of(storage.load(oid)[0]), 0)
 
 
@@ -329,7 +331,7 @@ class RelStorageBeside(Suite):
         self.assertIsInstance(error, ConflictError)
         self.assertIn('eadlock', str(error))
         self.assertEqual([self.value(oid) for oid in (self.low, self.high)], [0, 0])
-        self.assertEqual(self.mine._pool.lent, 0)
+        self.assertEqual(self.mine.database.pool.lent, 0)
         commit(self.mine, *self._changes())
         self.assertEqual([self.value(oid) for oid in (self.low, self.high)], [1, 1])
 
@@ -365,7 +367,7 @@ class RelStorageBeside(Suite):
         self.assertLess(self.watch.now() - began, 5)
         self.assertIsInstance(raised.exception, TransientError)
         self.assertNotIsInstance(raised.exception, ConflictError)
-        self.assertEqual(impatient._pool.lent, 0)
+        self.assertEqual(impatient.database.pool.lent, 0)
         self.assertEqual(self.watch.open_transactions(), 1, 'that of the other program')
         self.third.rows('ROLLBACK')
         commit(impatient, *self._changes())
@@ -424,8 +426,8 @@ class Ended(Suite):
 
     def _nothing_stays_behind(self):
         self.watch.until_nothing_is_open()
-        self.assertEqual(self.mine._pool.lent, 0)
-        ours = 2 + sum(len(storage._pool._idle) for storage in (self.mine, self.other))
+        self.assertEqual(self.mine.database.pool.lent, 0)
+        ours = 2 + sum(len(storage.database.pool._idle) for storage in (self.mine, self.other))
         self.watch.until(f'(SELECT count(*) FROM information_schema.processlist WHERE db = DATABASE()) <= {ours}')
         self._proceed()
 
@@ -453,12 +455,12 @@ class Ended(Suite):
     def test_between_transactions(self):
         """Nobody notices."""
         def work(end):
-            [session] = self.mine._pool._idle
+            [session] = self.mine.database.pool._idle
             end(self._pid(session))
             self.view.poll_invalidations()
             self.assertEqual(value_of(self.view.load(self.oids[0])[0]), self.count)
             self.view.afterCompletion()
-            [session] = self.mine._pool._idle
+            [session] = self.mine.database.pool._idle
             end(self._pid(session))
             self._told(commit(self.view, *self._changes(-1)), stored=True)
 
@@ -472,7 +474,7 @@ class Ended(Suite):
         def work(end):
             self.view.poll_invalidations()
             self.view.load(self.oids[0])
-            end(self._pid(self.view._view._snapshot.session or self.mine._pool._idle[0]))
+            end(self._pid(self.view._view._snapshot.session or self.mine.database.pool._idle[0]))
             if self.keep_history:
                 self.assertEqual(value_of(self.view.load(self.oids[1])[0]), self.count)
             else:
@@ -547,7 +549,7 @@ class Ended(Suite):
 
     def test_in_the_middle_of_a_large_transaction(self):
         """Its pieces lie in a temporary table, which ends with the connection."""
-        self.mine._adapter.message_size = 300
+        self.mine.database.adapter.message_size = 300
 
         def work(end):
             new = [self.view.new_oid() for _ in range(20)]
@@ -568,7 +570,7 @@ class Refused(Suite):
     def _refused(self, code: int) -> Exception:
         """Return what a commit ends with for such an error."""
         mine = self.opened()
-        sql = mine._adapter.sql
+        sql = mine.database.adapter.sql
         sql.end_finish, count = re.subn(
             r'^COMMIT\b', f"SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {code}, MESSAGE_TEXT = 'by the test'",
             sql.end_finish, flags=re.MULTILINE)
@@ -577,7 +579,7 @@ class Refused(Suite):
         tid = self.other.getTid(oid)
         error = self.finished(mine, self.voted(mine, (oid, tid, state(1))))
         self.assertEqual(self.other.load(oid), (state(0), tid))
-        self.assertEqual(mine._pool.lent, 0)
+        self.assertEqual(mine.database.pool.lent, 0)
         self.watch.until_nothing_is_open()
         commit(self.other, (oid, tid, state(2)))
         return error
@@ -657,10 +659,10 @@ class Oids(Suite):
     def test_any_number_of_them_is_one_round_trip(self):
         mine, proxy = self.behind_proxy()
         found = []
-        with mine._pool.session() as session:
+        with mine.database.pool.session() as session:
             for count in (1, 2, 100, 1024):
                 proxy.reset()
-                blocks = mine._adapter.new_oids(session, count)
+                blocks = mine.database.adapter.new_oids(session, count)
                 self.assertEqual((len(blocks), proxy.round_trips), (count, 1))
                 found += blocks
         self.assertEqual(len(set(found)), len(found))

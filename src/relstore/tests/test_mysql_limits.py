@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from contextlib import closing
+from functools import partial
 from unittest import TestCase
 from unittest.mock import patch
 
@@ -20,9 +21,9 @@ from ZODB.utils import p64, u64, z64
 
 import relstore
 from relstore.errors import ConfigurationError
+from relstore.packing.packs import Packs
 from relstore.tests.support.backends import (
     MYSQL,
-    THOROUGH,
     MySQLdbHistoryFree,
     MySQLdbHistoryPreserving,
     PyMySQLHistoryFree,
@@ -31,6 +32,8 @@ from relstore.tests.support.backends import (
 )
 from relstore.tests.support.children import environment
 from relstore.tests.support.commits import commit
+from relstore.tests.support.layers import Processes
+from relstore.tests.support.left import THOROUGH
 from relstore.tests.support.records import Reference, pickled, state, value_of
 from relstore.tests.support.servers import (
     MariaDBLayer,
@@ -44,6 +47,7 @@ from relstore.tests.support.servers import (
     require_mysql,
 )
 from relstore.tests.support.watch import MySQLWatch
+from relstore.whole import say_whole
 
 PACKET = 1 << 20
 SETTINGS = {'max_allowed_packet': PACKET, 'log_bin': 'log', 'server_id': 7, 'binlog_format': 'ROW'}
@@ -96,7 +100,7 @@ class Packets(TestCase):
         for word in (hex(u64(large)), '5,000,', 'max_allowed_packet', f'{PACKET:,}'):
             self.assertIn(word, str(raised.exception))
         self.storage.tpc_abort(txn)
-        self.assertEqual(self.storage._pool.lent, 0)
+        self.assertEqual(self.storage.database.pool.lent, 0)
         self.assertEqual(self.storage.load(small), (state(1), tid))
         self.assertEqual(len(self.storage), 1)
         self.assertGreater(commit(self.storage, (small, tid, state(3))), tid)
@@ -136,15 +140,15 @@ class Packets(TestCase):
         records = [pickled(PersistentMapping, links[start:start + 5000]) for start in range(0, len(links), 5000)]
 
         def swept(values):
-            self.storage._pool.attempt(lambda session: session.run(f'UPDATE relstore_sweep SET {values}'))
+            self.storage.database.pool.attempt(lambda session: session.run(f'UPDATE relstore_sweep SET {values}'))
 
-        adapter, attempt = self.storage._adapter, self.storage._pool.attempt
-        generation = attempt(adapter.new_pack, 1, 1, True, 'token')
+        adapter, attempt = self.storage.database.adapter, self.storage.database.pool.attempt
+        generation = attempt(lambda session: Packs(adapter, session).new(1, 1, True, 'token'))
         attempt(lambda session: session.run(adapter.sql.set_meta, ('sweeping', 'token')))
-        swept(f'generation = {generation}')
+        swept(f'sweeping = {generation}')
         with self.assertRaisesRegex(ConflictError, 'is not there'):     # but it does not go
             self.vote(*records)
-        swept('generation = 0, number = number + 1')
+        swept('sweeping = 0, number = number + 1')
         with self.assertRaisesRegex(StorageError, 'is not there'):      # the second time it is told that no retry helps
             self.vote(*records)
 
@@ -187,7 +191,7 @@ class Packets(TestCase):
                 else:
                     _, txn = self.vote(state(1), **{name: 'x' * 70_000})
                     self.storage.tpc_finish(txn)
-        self.assertEqual(self.storage._pool.lent, 0)
+        self.assertEqual(self.storage.database.pool.lent, 0)
         _, txn = self.vote(state(1), user='ü' * 32_767, description='x' * 65_535)
         self.storage.tpc_finish(txn)
 
@@ -303,8 +307,9 @@ class Idle(TestCase):
             cases.append((storage, oid, tid, reader, writer, txn, idle))
         self._until_all_are_ended()
         for storage, oid, tid, reader, writer, txn, _ in cases:
-            with self.subTest(storage._adapter._driver.name, keep_history=storage._adapter.keep_history):
-                if storage._adapter.keep_history:
+            adapter = storage.database.adapter
+            with self.subTest(adapter._driver.name, keep_history=adapter.keep_history):
+                if adapter.keep_history:
                     self.assertEqual(reader.load(oid), (state(0), tid))
                 else:
                     with self.assertRaises((TransientError, ReadConflictError)):    # the snapshot is gone
@@ -313,16 +318,18 @@ class Idle(TestCase):
                 with self.assertRaises(TransientError):     # with its locks
                     writer.tpc_finish(txn)
                 writer.tpc_abort(txn)
-                self.assertEqual(storage._pool.lent, 0)
+                self.assertEqual(storage.database.pool.lent, 0)
         self._until_all_are_ended()
         for storage, oid, tid, *_, idle in cases:
-            with self.subTest(storage._adapter._driver.name, keep_history=storage._adapter.keep_history):
+            adapter = storage.database.adapter
+            with self.subTest(adapter._driver.name, keep_history=adapter.keep_history):
                 idle.poll_invalidations()       # between transactions nobody notices
                 self.assertEqual(idle.load(oid), (state(0), tid))
                 idle.afterCompletion()
         self._until_all_are_ended()
         for storage, oid, tid, *_, idle in cases:
-            with self.subTest(storage._adapter._driver.name, keep_history=storage._adapter.keep_history):
+            adapter = storage.database.adapter
+            with self.subTest(adapter._driver.name, keep_history=adapter.keep_history):
                 self.assertGreater(commit(idle, (oid, tid, state(2))), tid)
                 self.assertEqual(value_of(storage.load(oid)[0]), 2)
 
@@ -377,6 +384,7 @@ class Settings(TestCase):
 
 class Old(TestCase):
     """A server that says it is older than it is."""
+    layer = Processes
 
     def test_too_old(self):
         require_mariadb(self)
@@ -419,8 +427,8 @@ class Creating(TestCase):
                     oid = storage.new_oid()
                     tid = commit(storage, (oid, z64, state(n)))
                     # Who has made the tables nobody can tell, so RelStorage may have, and may have packed them.
-                    storage.database.adapter.set_writers('relstore')
-                    storage._pool.attempt(storage.database.adapter.say_whole)
+                    storage.database.adapter.writers.set('relstore')
+                    storage.database.pool.attempt(partial(say_whole, storage.database.adapter))
                     self.assertEqual(self._tables(arguments), complete)
                     with closing(self._open(arguments)) as again:
                         self.assertEqual(again.load(oid), (state(n), tid))
@@ -479,10 +487,10 @@ class Creating(TestCase):
         patch.object(connections.Connection, 'query', query).start()
 
 
-cases(globals(), Packets, backends=SMALL)
+cases(globals(), Packets, backends=SMALL, each_driver=True)
 # With the usual packet and with the small one: the other history mode, and the other driver.
-cases(globals(), Many, backends=(MySQLdbHistoryPreserving, *MYSQL[4:], SMALL[3]))
-cases(globals(), Many, backends=(PyMySQLHistoryFree, *SMALL[1:3]) if THOROUGH else ())
+cases(globals(), Many, backends=(MySQLdbHistoryPreserving, *MYSQL[4:], SMALL[3]),
+      thorough=(PyMySQLHistoryFree, *SMALL[1:3]))
 cases(globals(), Creating, backends=tuple(backend for backend in MYSQL if backend.driver == 'mysqlclient'))
 for small in (SmallMariaDB, SmallMySQL):
     name = f'Settings{small.__name__}'

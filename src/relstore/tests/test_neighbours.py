@@ -15,7 +15,7 @@ from ZODB.serialize import ObjectWriter
 from ZODB.utils import u64, z64
 
 from relstore import RelStore, SQLite
-from relstore.adapters import sqlite
+from relstore.adapters.commits import sqlite
 from relstore.adapters.neighbours import Neighbours
 from relstore.adapters.queue import PRESENT
 from relstore.errors import ConfigurationError
@@ -73,7 +73,7 @@ class Beside(TestCase):
     def setUp(self):
         super().setUp()
         self.open_storage().close()
-        self.directory = self.adapter().data_dir
+        self.directory = self.address().data_dir
 
     def program(self, text: str) -> subprocess.Popen:
         environment = {**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)}
@@ -119,17 +119,16 @@ class Beside(TestCase):
         process = self.program(RELSTORE)
         self.ask(process, 'oid')
         with self.assertNoLogs('relstore', 'WARNING'), closing(self.open_storage()):
-            self.assertEqual(Neighbours(self.adapter().path).strangers(), [])
+            self.assertEqual(Neighbours(self.address().path).strangers(), [])
         # Nor is this process to others, whatever was closed in it.
         storage = self.open_storage()
         self.addCleanup(storage.close)
         self.open_storage().close()
         storage.new_oid()
-        self.assertIn(os.getpid(), Neighbours(self.adapter().path)._holders('', PRESENT, 'READ', 'writers.lock'))
+        self.assertIn(os.getpid(), Neighbours(self.address().path)._holders('', PRESENT, 'READ', 'writers.lock'))
 
     def test_who_keeps_the_tables_from_being_changed(self):
-        adapter = self.adapter()
-        adapter.configure(self.keep_history, read_only=False)
+        adapter = self.address().bind(self.keep_history)
         with closing(adapter.connect()) as session, closing(sqlite3.connect(adapter.path)) as other:
             other.execute('BEGIN IMMEDIATE')
             self.assertEqual(adapter.table_holders(session, 'object_state', readers=False),
@@ -146,7 +145,7 @@ class Beside(TestCase):
                 process = self.program(LOADED + READER)
                 last = self.ask(process, 'poll')
                 self.assertEqual(locks.exists(), there)
-                others = Neighbours(self.adapter().path)
+                others = Neighbours(self.address().path)
                 self.assertEqual(len(others.strangers()), 0 if there else 1)
                 self.assertIsNone(others.relstorage())
                 with closing(self.open_storage()) as storage, patch.object(sqlite, 'LOOK_AGAIN', 0):
@@ -169,7 +168,7 @@ class Beside(TestCase):
             'def lockf(*_): raise OSError(37, "No locks available")\n'
             'fcntl.lockf = lockf\n' + LOADED + RELSTORE)
         self.ask(process, 'oid')
-        others = Neighbours(self.adapter().path)
+        others = Neighbours(self.address().path)
         self.assertEqual(len(others.strangers()), 1)
         self.assertIsNone(others.relstorage())
 
@@ -195,7 +194,7 @@ class Beside(TestCase):
 
     def test_it_comes_later(self):
         """While relstore has the database open: no oid is given twice, and no vote passes."""
-        self.adapter_of_the_test().set_writers('any')
+        self.address().bind(self.keep_history).writers.set('any')
         storage = self.open_storage()
         self.addCleanup(storage.close)
         mine = {u64(storage.new_oid()) for _ in range(40)}
@@ -220,14 +219,9 @@ class Beside(TestCase):
             mine.add(u64(storage.new_oid()))
         self.assertFalse(mine & theirs)
 
-    def adapter_of_the_test(self):
-        adapter = self.adapter()
-        adapter.configure(self.keep_history, read_only=False)
-        return adapter
-
     def test_oids_of_both_are_counted_together(self):
         """Also where RelStorage cannot be told, or is not there: what each has counted the other does not give."""
-        self.adapter_of_the_test().set_writers('any')
+        self.address().bind(self.keep_history).writers.set('any')
         with patch.object(Neighbours, 'relstorage', lambda self: None), closing(self.open_storage()) as storage:
             process, mine, theirs = self.program(PROGRAM), set(), set()
             for _ in range(20):
@@ -244,7 +238,7 @@ class Beside(TestCase):
         oids = self.directory / 'oids.sqlite3'
         self.assertFalse(oids.exists())
         for _ in range(2):
-            self.adapter_of_the_test().set_writers('any')
+            self.address().bind(self.keep_history).writers.set('any')
             with closing(sqlite3.connect(oids)) as connection:
                 [[block]] = connection.execute('SELECT zoid FROM new_oid').fetchall()
                 self.assertGreaterEqual(16 * block, highest)
@@ -262,7 +256,7 @@ class BesideRelStorage(TestCase):
         super().setUp()
         if not Path(PYTHON).exists():
             cannot_run(self, f'There is no RelStorage: no {PYTHON} (make .venv-bench/made)', excused=True)
-        self.directory = self.adapter().data_dir
+        self.directory = self.address().data_dir
 
     def peer(self) -> Peer:
         peer = Peer()
@@ -274,7 +268,7 @@ class BesideRelStorage(TestCase):
         """relstore makes a database, RelStorage goes on, and relstore again; never both at once."""
         storage = self.open_storage()
         commit(storage, (z64, z64, root()), *((storage.new_oid(), z64, state(n)) for n in range(20)))
-        storage.database.adapter.set_writers('any')
+        storage.database.adapter.writers.set('any')
         storage.close()
         where = {'data_dir': str(self.directory)}
         peer = self.peer()

@@ -17,7 +17,8 @@ class DefaultsTests(unittest.TestCase):
             'commit_lock_timeout': 30, 'cache_local_mb': 64, 'cache_local_object_max': 1048576,
             'cache_servers': None, 'cache_module_name': None, 'cache_prefix': '', 'poll_interval': 0,
             'cache_local_dir': None, 'cache_local_dir_write_max_size': None,
-            'pool_size': 64, 'pool_timeout': 30, 'poll_limit': 100_000, 'pack_gc': True,
+            'blob_dir': None, 'shared_blob_dir': False, 'blob_cache_size': None, 'blob_cache_fill_on_commit': False,
+            'blob_chunk_size': 1048576, 'pool_size': 64, 'pool_timeout': 30, 'poll_limit': 100_000, 'pack_gc': True,
             'pack_dry_run': False, 'pack_prepack_only': False, 'pack_skip_prepack': False,
             'pack_batch_timeout': 1.0, 'pack_duty_cycle': 0.5, 'pack_max_delay': 20.0}
         self.assertEqual(asdict(Options()), expected)
@@ -68,13 +69,13 @@ class MakeTests(unittest.TestCase):
 
     def test_warning_says_what_is_missing(self):
         with self.assertLogs('relstore', logging.WARNING) as logs:
-            Options.make(blob_dir='var/blobs')
-        self.assertEqual(logs.records[0].getMessage(), 'blob-dir is not available yet in this version; '
-                                                       'blobs cannot be loaded or stored.')
+            Options.make(replica_timeout=600)
+        self.assertEqual(logs.records[0].getMessage(), 'replica-timeout is not available yet in this version; '
+                                                       'no session goes to a replica that it could leave.')
 
     def test_none_is_not_worth_a_warning(self):
         with self.assertNoLogs('relstore'):
-            Options.make(blob_dir=None, replica_conf=None)
+            Options.make(replica_timeout=None, replica_conf=None)
 
     def test_poll_interval_needs_servers(self):
         with self.assertLogs('relstore', logging.WARNING) as logs:
@@ -149,9 +150,9 @@ class SectionTests(unittest.TestCase):
 
     def test_warns_once_for_each_option(self):
         with self.assertLogs('relstore', logging.WARNING) as logs:
-            Options.from_section(SimpleNamespace(blob_dir='x', replica_timeout='y', shared_blob_dir=None))
-        self.assertEqual([record.args[0] for record in logs.records], ['blob-dir', 'replica-timeout'])
+            Options.from_section(SimpleNamespace(blob_cache_size_check='x', replica_timeout='y', commit_lock_id=None))
+        self.assertEqual([record.args[0] for record in logs.records], ['blob-cache-size-check', 'replica-timeout'])
 
     def test_can_be_read_without_warning(self):
         with self.assertNoLogs('relstore'):
-            Options.from_section(SimpleNamespace(blob_dir='x'), warn=False)
+            Options.from_section(SimpleNamespace(replica_timeout='x'), warn=False)

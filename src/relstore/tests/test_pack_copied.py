@@ -28,7 +28,7 @@ class Copied(Suite):
         if isinstance(self, SQLiteBackend):
             shutil.copytree(self._directory / 'main', self._directory / 'copy')
         else:
-            self.adapter('copy')
+            self.address('copy')
             self.in_shell(self.copying)
         return self.opened('copy')
 
@@ -56,7 +56,7 @@ class Copied(Suite):
     def in_shell(self, commands: str) -> None:
         """Run what an operator would. ORIGINAL and COPY lead to the databases."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(('PG', 'MYSQL'))} | {
-            'ORIGINAL': self.address('main'), 'COPY': self.address('copy'), 'HOME': tempfile.gettempdir()}
+            'ORIGINAL': self.named('main'), 'COPY': self.named('copy'), 'HOME': tempfile.gettempdir()}
         subprocess.run(
             ['bash', '-euo', 'pipefail', '-c', commands], check=True, env=environment, stdout=subprocess.DEVNULL)
 
@@ -127,8 +127,7 @@ class Copied(Suite):
     def tables(self) -> list[list[tuple]]:
         """Return all that a pack may remove."""
         names = ['object_state', 'current_object'] if self.keep_history else ['object_state']
-        return [self.site._pool.attempt(lambda session, name=name: session.all(f'SELECT * FROM {name} ORDER BY 1, 2'))
-                for name in names]
+        return [self.rows(f'SELECT * FROM {name} ORDER BY 1, 2') for name in names]
 
     def test_used_once(self):
         self.clusters(1)
@@ -231,14 +230,13 @@ class Copied(Suite):
             self.client().link(cluster.holder, cluster.one)
         self.pack()
         rows = self.lists()
-        copy._pool.attempt(lambda session: session.run('ALTER TABLE relstore_pack RENAME TO elsewhere'))
+        copy.database.pool.attempt(lambda session: session.run('ALTER TABLE relstore_pack RENAME TO elsewhere'))
         with suppress(subprocess.CalledProcessError):
             self.bring_back()
         self.assertEqual(self.lists(), rows)
 
     def lists(self) -> list[list[tuple]]:
-        return [self.site._pool.attempt(lambda session, name=name: session.all(f'SELECT * FROM {name} ORDER BY 1, 2'))
-                for name in ('relstore_garbage', 'relstore_pack')]
+        return [self.rows(f'SELECT * FROM {name} ORDER BY 1, 2') for name in ('relstore_garbage', 'relstore_pack')]
 
     def test_list_is_replaced_just_before_the_sweep(self):
         """A sweep whose list is not there would remove something else."""

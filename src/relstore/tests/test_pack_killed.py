@@ -40,7 +40,7 @@ class Killed(Suite):
             done = self.pack_until(step)
             with self.subTest(step):
                 reachable(self.site)
-                _, generation = self.site._pool.attempt(self.site._adapter.sweep_state)
+                _, generation = self.site.database.pool.attempt(self.site.database.adapter.sweeps.state)
                 unfinished += generation != 0
                 with suppress(*REFUSED):
                     client.begin().link(linked.holder, linked.one)
@@ -115,14 +115,14 @@ class Killed(Suite):
     def test_opened_to_relstorage_after_an_interrupted_sweep(self):
         """It does not see what may not be linked."""
         self.interrupted()
-        adapter = self.site._adapter
+        adapter = self.site.database.adapter
         with self.assertRaisesRegex(ConfigurationError, 'was interrupted .* let one come to its end first'):
-            adapter.set_writers('any')
-        self.assertEqual(adapter.writers(), 'relstore')
+            adapter.writers.set('any')
+        self.assertEqual(adapter.writers.who(), 'relstore')
         self.pack()
-        adapter.set_writers('any')
-        self.assertEqual(adapter.writers(), 'any')
-        adapter.set_writers('relstore')
+        adapter.writers.set('any')
+        self.assertEqual(adapter.writers.who(), 'any')
+        adapter.writers.set('relstore')
 
     def pack_until(self, step: int) -> bool:
         """Pack in a process that is killed before its nth message. Return whether it was done before."""
@@ -187,7 +187,7 @@ class ServerKilled(Suite):
                 client = self.client()
                 self.assertLessEqual({linked.holder, control.holder}, reachable(self.site))
                 self.assertEqual(client.view.load(control.holder), (record(note='kept'), kept))
-                _, generation = self.site._pool.attempt(self.site._adapter.sweep_state)
+                _, generation = self.site.database.pool.attempt(self.site.database.adapter.sweeps.state)
                 unfinished += generation != 0
                 with suppress(ConflictError, POSKeyError):
                     client.link(linked.holder, linked.one, note='again')
@@ -267,7 +267,7 @@ class ServerKilled(Suite):
                 client.begin()
 
     def objects(self) -> set[int]:
-        rows = self.site._pool.attempt(lambda session: session.all('SELECT zoid FROM object_state'))
+        rows = self.site.database.pool.attempt(lambda session: session.all('SELECT zoid FROM object_state'))
         return {oid for oid, in rows}
 
 

@@ -11,7 +11,6 @@ from ZODB.POSException import ConflictError, POSKeyError, StorageError
 from ZODB.utils import z64
 
 from relstore import marks
-from relstore.errors import LockTimeout
 from relstore.packing import links, pack
 from relstore.sessions.session import Session
 from relstore.tests.support.backends import THOROUGH, SQLiteBackend, cases
@@ -204,7 +203,7 @@ class Relinked(Suite):
         cluster, control = self.marked(2)
         client = self.client()
         self.relink(client, cluster)
-        self.run_sql('DELETE FROM relstore_garbage WHERE generation < 0')
+        self.run_sql('DELETE FROM relstore_garbage WHERE pack_id < 0')
         self.run_sql('DELETE FROM relstore_epoch')
         client.begin()
         self.relink(client, cluster)
@@ -278,8 +277,8 @@ class Memory(Suite):
 
     def missing_anew(self, clusters: list[Cluster], options: dict) -> None:
         with closing(self.open_storage(**options)) as storage:
-            if storage._database.warm is not None:
-                storage._database.warm.filled.wait()
+            if storage.database.warm is not None:
+                storage.database.warm.filled.wait()
             client = Client(storage)
             self.missing(client, clusters)
             client.view.release()
@@ -301,7 +300,7 @@ class Memory(Suite):
         self.assertFalse(self.exists(second.one))
         client.begin().link(second.holder, note='here it learns of it')
         client.begin()
-        number, _ = self.site._pool.attempt(self.site._adapter.sweep_state)
+        number, _ = self.site.database.pool.attempt(self.site.database.adapter.sweeps.state)
         self.assertEqual([len(oids) for oids in self.site.database.epochs.swept(number - 1, number)], [2])
 
     def test_new_link_among_many_that_led_nowhere(self):
@@ -337,7 +336,7 @@ class Memory(Suite):
         client = self.client()
         self.pack()
         client.begin().finish(client.vote((cluster.holder, record(cluster.one)), (cluster.one, record(cluster.one))))
-        number, _ = self.site._pool.attempt(self.site._adapter.sweep_state)
+        number, _ = self.site.database.pool.attempt(self.site.database.adapter.sweeps.state)
         self.assertEqual([len(oids) for oids in self.site.database.epochs.swept(number - 1, number)], [2])
         self.sweeps_that_nobody_is_told_of()
         one, two = self.site.new_oid(), self.site.new_oid()
@@ -358,7 +357,7 @@ class Memory(Suite):
             self.assertFalse(self.exists(cluster.one))
             news.begin()
         client.begin()
-        number, _ = self.site._pool.attempt(self.site._adapter.sweep_state)
+        number, _ = self.site.database.pool.attempt(self.site.database.adapter.sweeps.state)
         self.assertEqual([len(oids) for oids in self.site.database.epochs.swept(number - 3, number)], [2, 2, 2])
         for cluster in clusters:
             client.view._refused.clear()        # else all that is linked would be looked up
@@ -376,7 +375,7 @@ class Memory(Suite):
         client.begin()
         for statement in ('UPDATE relstore_sweep SET number = 0', 'UPDATE relstore_pack SET number = 0',
                           'DELETE FROM relstore_epoch'):
-            self.site._pool.attempt(lambda session, sql=statement: session.run(sql))
+            self.site.database.pool.attempt(lambda session, sql=statement: session.run(sql))
         client.begin()
         clusters = self.clusters(2)
         old = self.client()
@@ -506,7 +505,7 @@ class Memory(Suite):
         [cluster] = self.clusters(1)
         client, missing = self.client(), self.site.new_oid()
         self.sweeps_that_nobody_is_told_of()
-        self.site._adapter.set_writers('any')
+        self.site.database.adapter.writers.set('any')
         self.a_retry_may_help(client.begin(), cluster.holder, missing)
 
     def delete(self, oid: bytes) -> None:
@@ -540,126 +539,6 @@ class Memory(Suite):
         self.assertLess(seconds, 5)
 
 
-class Deleted(Suite):
-    """What a collector outside deletes, and others link."""
-
-    def setUp(self):
-        super().setUp()
-        self.collector = self.client(self.opened(commit_lock_timeout=1))
-
-    def delete(self, *oids: bytes) -> TransactionMetaData:
-        """Vote."""
-        txn, view = TransactionMetaData(), self.collector.view
-        view.tpc_begin(txn)
-        try:
-            for oid in oids:
-                view.deleteObject(oid, self.collector._tid(oid), txn)
-            view.tpc_vote(txn)
-        except BaseException:
-            view.tpc_abort(txn)
-            raise
-        return txn
-
-    def test_linked_after_it_was_deleted(self):
-        [cluster] = self.clusters(1)
-        client = self.client()
-        client.load(cluster.one)
-        self.collector.begin().finish(self.delete(cluster.one, cluster.two))
-        with self.assertRaisesRegex(ConflictError, 'or it was deleted'):
-            client.link(cluster.holder, cluster.one)
-        with self.assertRaisesRegex(StorageError, 'or it was deleted'):     # whatever it sees by now
-            client.begin().link(cluster.holder, cluster.one)
-        client.begin().link(cluster.holder, note='as ever')
-        self.ends()
-
-    def test_linked_before_it_is_deleted(self):
-        """The collector's view is older, whether that was committed or has only voted."""
-        first, second = self.clusters(2)
-        client = self.client(self.opened(commit_lock_timeout=1))
-        self.collector.begin()
-        client.link(first.holder, first.one)
-        with self.assertRaisesRegex(ConflictError, 'was linked meanwhile'):
-            self.delete(first.one)
-        client.begin()
-        self.collector.begin()
-        voted = client.vote((second.holder, record(second.one)))
-        with self.assertRaises(LockTimeout):
-            self.delete(second.one)
-        client.finish(voted)
-        with self.assertRaisesRegex(ConflictError, 'was linked meanwhile'):
-            self.delete(second.one)
-        self.collector.begin().finish(self.delete(second.two))      # the collector's error; it was linked before
-        self.assertTrue(self.exists(second.one))
-
-    def test_linked_while_it_is_deleted(self):
-        """Who votes later waits, and sees it."""
-        [cluster] = self.clusters(1)
-        client = self.client(self.opened(commit_lock_timeout=1))
-        client.load(cluster.holder)
-        self.collector.begin()
-        voted = self.delete(cluster.one, cluster.two)
-        with self.assertRaises(LockTimeout):
-            client.link(cluster.holder, cluster.one)
-        self.collector.finish(voted)
-        with self.assertRaises(ConflictError):
-            client.link(cluster.holder, cluster.one)
-        self.ends()
-
-    def test_given_up(self):
-        """Then it is there, and can be linked."""
-        [cluster] = self.clusters(1)
-        client = self.client()
-        self.collector.begin()
-        voted = self.delete(cluster.one, cluster.two)
-        self.collector.view.tpc_abort(voted)
-        client.link(cluster.holder, cluster.one)
-        self.assertLessEqual({cluster.one, cluster.two}, self.ends())
-
-    def test_deleted_during_a_sweep(self):
-        """That knows nothing of it. By a view that is older, in a process that has learnt of the sweep."""
-        [cluster] = self.clusters(1)
-        client, other = self.client(), self.client()
-        client.link(cluster.holder, cluster.one)
-        client.begin().link(cluster.holder, note='it is the collector who says what is garbage')
-        for begins, looks in ('garbage_end', True), ('garbage_end', False):
-            [cluster] = self.clusters(1)
-            old = self.client()
-            with patch.object(type(self.site._adapter), 'writes_alone', lambda adapter, session: True):
-                self.client().link(cluster.holder, cluster.one)
-                old.begin()
-
-                def act(cluster=cluster, looks=looks, old=old):
-                    self.collector.begin().finish(self.delete(cluster.one, cluster.two))
-                    if looks:
-                        with self.assertRaises(ConflictError):
-                            old.link(z64, cluster.holder, cluster.one)
-
-                with before(self.packing, begins, act):
-                    self.pack()
-            other.begin()
-            if not looks:
-                with self.assertRaises(ConflictError):
-                    old.link(z64, cluster.holder, cluster.one)
-            client.begin().link(cluster.holder)
-
-    def test_younger_views_ask_nothing_more(self):
-        [cluster] = self.clusters(1)
-        client, counts, do = self.client(), [], Session._do
-
-        def send(session, act, *arguments):
-            counts[-1] += 1
-            return do(session, act, *arguments)
-
-        for _ in range(2):
-            counts.append(0)
-            client.begin()
-            with patch.object(Session, '_do', send):
-                client.finish(client.vote((z64, record(cluster.holder))))
-            if len(counts) == 1:
-                self.collector.begin().finish(self.delete(cluster.one))
-        self.assertEqual(counts[0], counts[1])
-
-
 cases(globals(), Relinked, backends=[backend for backend in BACKENDS if not backend.keep_history])
-cases(globals(), Memory, Deleted, backends=BACKENDS)
-del Relinked, Memory, Deleted
+cases(globals(), Memory, backends=BACKENDS)
+del Relinked, Memory

@@ -101,13 +101,13 @@ class Readers(Suite):
                 after()
             return answer
 
-        with patch.object(self.database.adapter, 'poll', late), self.site._pool.session() as session:
+        with patch.object(self.database.adapter, 'poll', late), self.site.database.pool.session() as session:
             answer = self.database.poll(session)
             session.rollback()
         return answer
 
     def poll(self) -> tuple[int, int]:
-        with self.site._pool.session() as session:
+        with self.site.database.pool.session() as session:
             answer = self.database.poll(session)
             session.rollback()
         return answer
@@ -151,16 +151,16 @@ class Readers(Suite):
     def test_told_of_an_epoch_that_is_over(self):
         self.clusters(1)
         self.pack()
-        swept = self.database.adapter.swept
+        swept = self.database.adapter.sweeps.swept
 
         def crash(*arguments):
             answer = swept(*arguments)
             self.run_sql('DELETE FROM relstore_epoch')
-            with patch.object(self.database.adapter, 'swept', swept):
+            with patch.object(self.database.adapter.sweeps, 'swept', swept):
                 self.poll()
             return answer
 
-        with patch.object(self.database.adapter, 'swept', crash):
+        with patch.object(self.database.adapter.sweeps, 'swept', crash):
             _, generation = self.poll()
         self.assertFalse(self.database.epochs.is_current(generation))
 
@@ -170,7 +170,7 @@ class Readers(Suite):
         reader.load(cluster.one)
         reader.view.release()
         self.pack()
-        number, _ = self.storage._pool.attempt(self.packing.sweep_state)
+        number, _ = self.storage.database.pool.attempt(self.packing.sweeps.state)
 
         def work():
             child = Client(self.site)

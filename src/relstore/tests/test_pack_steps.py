@@ -13,7 +13,7 @@ from relstore.errors import LockTimeout, Unavailable
 from relstore.packing import pack, sweep
 from relstore.tests.support.backends import SQLiteBackend, cases
 from relstore.tests.support.objects import reachable
-from relstore.tests.support.packing import BACKENDS, REFUSED, Suite, before, calls, late
+from relstore.tests.support.packing import BACKENDS, REFUSED, Suite, before, calls, late, patched
 from relstore.tests.support.records import record
 
 
@@ -55,7 +55,7 @@ class Interleaved(Suite):
                             raise
                         kept += 1
 
-            with calls(self.packing, act), patch.object(sweep, 'DOOR', 0.01):
+            with calls(self.packing, act), patch.object(sweep, 'DOOR_SECONDS', 0.01):
                 self.pack()
             with self.subTest(step):
                 found = self.ends()
@@ -83,7 +83,7 @@ class Door(Suite):
                 client.begin()
                 client.finish(client.vote(*((cluster.holder, record(cluster.one)) for cluster in linked)))
 
-            with patch.multiple(sweep, AT_THE_DOOR=2, OPEN_AGAIN=0, ROWS=2, DOOR_TRIES=tries), \
+            with patch.multiple(sweep, AT_THE_DOOR=2, OPEN_AGAIN_SECONDS=0, ROWS=2, DOOR_TRIES=tries), \
                     before(self.packing, 'lock_votes', commit):
                 self.pack()
             self.assertLessEqual({oid for cluster in linked for oid in (cluster.one, cluster.two)}, self.ends())
@@ -101,7 +101,7 @@ class Door(Suite):
             client.begin().link(other.holder, note='the newest')
             linking = [(linked.holder, linked.one), (other.holder, other.one)]
             at_the_door, outside = [], []       # how many objects were followed
-            lock_votes, garbage_revisions = self.packing.lock_votes, self.packing.garbage_revisions
+            lock_votes = self.packing.lock_votes
 
             def link(linking=linking, client=client):
                 client.begin().link(*linking.pop(0))
@@ -112,19 +112,18 @@ class Door(Suite):
                 lock_votes(session, timeout)
                 at_the_door.append(0)
 
-            def follow(session, generation, oids, at_the_door=at_the_door, outside=outside, linking=linking, link=link,
-                       garbage_revisions=garbage_revisions):
-                if session.in_transaction:
+            def follow(revisions, oids, at_the_door=at_the_door, outside=outside, linking=linking, link=link):
+                if revisions.args[0]._session.in_transaction:
                     at_the_door[-1] += len(oids)
                 else:
                     outside.append(len(oids))
                     if linking:
                         link()
-                return garbage_revisions(session, generation, oids)
+                return revisions(oids)
 
-            with patch.multiple(sweep, AT_THE_DOOR=2, OPEN_AGAIN=0, DOOR_TRIES=tries), \
+            with patch.multiple(sweep, AT_THE_DOOR=2, OPEN_AGAIN_SECONDS=0, DOOR_TRIES=tries), \
                     patch.object(self.packing, 'lock_votes', lock), \
-                    patch.object(self.packing, 'garbage_revisions', follow):
+                    patched(self.packing, 'garbage_revisions', follow):
                 report = self.pack()
             if tries == 1:
                 self.assertEqual((at_the_door[0], outside), (32, []))
@@ -156,15 +155,14 @@ class Door(Suite):
         """What was followed by then is not followed once more, so it has to be off the list of the database, too."""
         linked, control = self.clusters(2)
         client, now = self.client(), 0.0
-        spare = self.packing.spare
 
-        def take_long(*arguments):
+        def take_long(spare, oids):
             nonlocal now
-            spare(*arguments)
+            spare(oids)
             now += 1
 
         with before(self.packing, 'lock_votes', lambda: client.link(linked.holder, linked.one)), \
-                patch.object(self.packing, 'spare', take_long), \
+                patched(self.packing, 'spare', take_long), \
                 patch.object(sweep, 'time', Mock(wraps=time, monotonic=lambda: now)):
             report = self.pack()
         self.assertEqual(report.spared, 2)
@@ -175,21 +173,20 @@ class Door(Suite):
         """What was taken off the list in a transaction that is rolled back has to be taken off once more."""
         [cluster] = self.clusters(1)
         client, tries = self.client(), []
-        lock_votes, start_sweep = self.packing.lock_votes, self.packing.start_sweep
 
-        def link_and_lock(session, timeout):
+        def link_and_lock(lock_votes, session, timeout):
             if not tries:
                 client.begin().link(cluster.holder, cluster.one)
             lock_votes(session, timeout)
 
-        def fail_once(session, prepared, now):
+        def fail_once(start_sweep, prepared, now):
             tries.append(prepared)
             if len(tries) == 1:
                 raise LockTimeout('for once')
-            start_sweep(session, prepared, now)
+            start_sweep(prepared, now)
 
-        with patch.object(self.packing, 'lock_votes', link_and_lock), \
-                patch.object(self.packing, 'start_sweep', fail_once):
+        with patched(self.packing, 'lock_votes', link_and_lock), \
+                patched(self.packing, 'start_sweep', fail_once):
             self.pack()
         self.assertEqual(len(tries), 2)
         self.assertLessEqual({cluster.one, cluster.two}, self.ends())
@@ -219,11 +216,11 @@ class Door(Suite):
         client = self.client()
         voted = []
         with closing(self.open_storage(commit_lock_timeout=1)) as impatient:
-            with before(impatient._adapter, 'garbage_end',
+            with before(impatient.database.adapter, 'garbage_end',
                         lambda: voted.append(client.vote((cluster.holder, record(note='slow'))))), \
                     self.assertRaises(LockTimeout):
                 impatient.pack(None)
-            _, generation = self.site._pool.attempt(self.site._adapter.sweep_state)
+            _, generation = self.site.database.pool.attempt(self.site.database.adapter.sweeps.state)
             self.assertNotEqual(generation, 0)
             client.finish(*voted)
             with self.assertRaises(ConflictError):
@@ -275,7 +272,7 @@ class Door(Suite):
             with self.subTest(door):
                 self.assertGreater(len(waits), 3)
                 self.assertLess(sum(waits), 0.02 * 25)
-                self.assertLessEqual(max(waits), sweep.LONGEST_DOOR)
+                self.assertLessEqual(max(waits), sweep.LONGEST_DOOR_SECONDS)
                 self.assertLess(told[1] - told[0], 35)
                 self.assertAlmostEqual(report.locked, sum(waits), delta=0.01)
                 self.assertAlmostEqual(report.longest_lock, max(waits), delta=0.01)

@@ -56,8 +56,8 @@ class Writer:
         self._open()
 
     def _open(self) -> None:
-        adapter = getattr(relstore, self._place.adapter)(**self._place.arguments)
-        self._storage = relstore.RelStore(adapter, keep_history=self._place.keep_history, **self._options)
+        address = getattr(relstore, self._place.adapter)(**self._place.arguments)
+        self._storage = relstore.RelStore(address, keep_history=self._place.keep_history, **self._options)
         self._clients = [Client(self._storage) for _ in range(2)]
 
     def close(self) -> None:
@@ -192,7 +192,7 @@ class Storm(TestCase):
         self.all_is_there(set(holders))
         self.pack(None)
         with closing(self.place.open()) as storage:
-            left = {oid for oid, in storage._pool.attempt(lambda session: session.all(
+            left = {oid for oid, in storage.database.pool.attempt(lambda session: session.all(
                 f'SELECT zoid FROM {"current_object" if self.keep_history else "object_state"}'))}
             found = {int.from_bytes(oid, 'big') for oid in reachable(storage)}
             self.assertLessEqual(found, left)
@@ -204,8 +204,8 @@ class Storm(TestCase):
     def all_is_there(self, holders: set[bytes]) -> None:
         """As a process sees it that begins now, with the saved cache and memcached, and without."""
         for options in {}, self.options:
-            adapter = getattr(relstore, self.place.adapter)(**self.place.arguments)
-            with closing(relstore.RelStore(adapter, keep_history=self.keep_history, **options)) as storage:
+            address = getattr(relstore, self.place.adapter)(**self.place.arguments)
+            with closing(relstore.RelStore(address, keep_history=self.keep_history, **options)) as storage:
                 try:
                     found = reachable(storage)
                 except POSKeyError as e:
@@ -215,16 +215,16 @@ class Storm(TestCase):
 
     def about(self, storage: relstore.RelStore, oid: bytes) -> dict[str, list[tuple]]:
         """Return what the database knows of packs, of an object, and of those that refer to it."""
-        adapter = storage._adapter
-        with storage._pool.session() as session:
+        adapter = storage.database.adapter
+        with storage.database.pool.session() as session:
             referring = [(holder, tid) for page in adapter.revisions(session, True)
                          for holder, tid, refs, state, _ in page
                          if oid in linked(state or adapter.load_serial(session, holder, tid)[0] or b'')]
             return {'referring': referring} | {
                 what: session.all(statement) for what, statement in {
                     'sweep': 'SELECT * FROM relstore_sweep',
-                    'packs': 'SELECT * FROM relstore_pack ORDER BY generation',
-                    'listed': f'SELECT * FROM relstore_garbage WHERE zoid = {u64(oid)} ORDER BY generation',
+                    'packs': 'SELECT * FROM relstore_pack ORDER BY pack_id',
+                    'listed': f'SELECT * FROM relstore_garbage WHERE zoid = {u64(oid)} ORDER BY pack_id',
                     'states': f'SELECT zoid, tid FROM object_state WHERE zoid = {u64(oid)}'}.items()}
 
     def pack_somehow(self) -> None:

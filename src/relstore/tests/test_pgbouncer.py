@@ -60,7 +60,7 @@ class Swapped(Suite):
         """Of three servers two are kept busy, each time others."""
         served = set()
         with ExitStack() as stack:
-            one, *blockers = (stack.enter_context(self.storage._pool.session()) for _ in range(3))
+            one, *blockers = (stack.enter_context(self.storage.database.pool.session()) for _ in range(3))
             for busy in (0, 1, 2):
                 for blocker in blockers[:busy]:
                     blocker.run('BEGIN')
@@ -74,7 +74,7 @@ class Swapped(Suite):
     def test_more_clients_than_servers(self):
         watch = self.watching()
         with ExitStack() as stack:
-            sessions = [stack.enter_context(self.storage._pool.session()) for _ in range(20)]
+            sessions = [stack.enter_context(self.storage.database.pool.session()) for _ in range(20)]
             with ThreadPoolExecutor(20) as threads:
                 list(threads.map(lambda session: [session.all(BACKEND) for _ in range(10)], sessions))
             self.assertEqual(watch.connections(), 3)
@@ -122,7 +122,7 @@ class SessionState(Suite):
 
     def _work(self):
         storage = self.storage
-        storage._adapter.message_size = 50      # transactions are staged
+        storage.database.adapter.message_size = 50      # transactions are staged
         view = storage.new_instance()
         oids = [view.new_oid() for _ in range(3)]
         tid = commit(view, *((oid, z64, state('x' * 100)) for oid in oids))
@@ -130,7 +130,7 @@ class SessionState(Suite):
         view.prefetch(oids)
         self.assertEqual([value_of(view.load(oid)[0]) for oid in oids], ['x' * 100] * 3)
         view.afterCompletion()
-        storage._adapter.message_size = 1 << 20
+        storage.database.adapter.message_size = 1 << 20
         tid = commit(view, (oids[0], tid, state(1)))
         if self.keep_history:
             commit(view, work=lambda txn: view.undo(tid, txn))
@@ -140,7 +140,7 @@ class SessionState(Suite):
 
     def test_nothing_is_left(self):
         self._work()
-        with self.storage._pool.session() as session:
+        with self.storage.database.pool.session() as session:
             for what, sql in {
                     'prepared statements': 'SELECT name FROM pg_prepared_statements',
                     'cursors': "SELECT name FROM pg_cursors WHERE name <> ''",     # that of this very statement
@@ -176,9 +176,9 @@ class Prepared(TestCase):
         view = storage.new_instance()
         view.poll_invalidations()
         view.prefetch([])
-        storage._cache.clear()
+        storage.database.cache.clear()
         self.assertEqual(value_of(view.load(oid)[0]), 1)
-        with storage._pool.session() as session:
+        with storage.database.pool.session() as session:
             prepared = session.all('SELECT name FROM pg_prepared_statements')
             self.assertEqual(bool(prepared), session.prepared)
             self.assertEqual(session.pooled, self.through_pooler and not session.prepared)
@@ -186,7 +186,7 @@ class Prepared(TestCase):
         return bool(prepared)
 
     def _opened(self, setting):
-        storage = relstore.RelStore(self.adapter(prepared_statements=setting), keep_history=self.keep_history)
+        storage = relstore.RelStore(self.address(prepared_statements=setting), keep_history=self.keep_history)
         self.addCleanup(storage.close)
         return storage
 
@@ -198,7 +198,7 @@ class Prepared(TestCase):
 
     def test_something_else(self):
         with self.assertRaisesRegex(ConfigurationError, 'auto, true, false'):
-            self.adapter(prepared_statements='perhaps')
+            self.address(prepared_statements='perhaps')
 
 
 class PreparedDirectly(Prepared):
@@ -238,11 +238,11 @@ class Restarts(TestCase):
         for driver, keep_history in modes:
             mode = 'hp' if keep_history else 'hf'
             direct = self.server.create_database(f'{self._testMethodName[-40:]}_{driver}_{mode}')
-            adapter = relstore.PostgreSQL(self.bouncer.dsn(direct), driver=driver)
+            address = relstore.PostgreSQL(self.bouncer.dsn(direct), driver=driver)
             with (self.subTest(driver=driver, mode=mode),
-                  closing(relstore.RelStore(adapter, keep_history=keep_history, commit_lock_timeout=10)) as storage):
+                  closing(relstore.RelStore(address, keep_history=keep_history, commit_lock_timeout=10)) as storage):
                 work(storage, direct)
-                self.assertEqual(storage._pool.lent, 0)
+                self.assertEqual(storage.database.pool.lent, 0)
 
     def crash(self):
         self.server.kill()
@@ -286,20 +286,20 @@ class Restarts(TestCase):
         def work(storage, direct):
             oids = [storage.new_oid() for _ in range(4)]
             commit(storage, *((oid, z64, state(0)) for oid in oids))
-            storage._cache.clear()
+            storage.database.cache.clear()
             views = [storage.new_instance() for _ in range(3)]
             for view in views:
                 view.poll_invalidations()
                 view.load(oids[0])
             view, prefetching, late = views
             late.afterCompletion()      # it may still be asked, without a snapshot
-            with storage._pool.session() as session:
+            with storage.database.pool.session() as session:
                 pid = session.all(BACKEND)
             self.crash()
-            cached = storage._cache.stats()['objects']
-            if storage._adapter.keep_history:
+            cached = storage.database.cache.stats()['objects']
+            if storage.database.adapter.keep_history:
                 prefetching.prefetch(oids[1:])
-                self.assertEqual(storage._cache.stats()['objects'], cached)
+                self.assertEqual(storage.database.cache.stats()['objects'], cached)
                 self.assertFalse(session.broken)
             else:
                 with self.assertRaises(TransientError):
@@ -307,7 +307,7 @@ class Restarts(TestCase):
             for instance, error in (late, ReadConflictError), (view, view_error(storage)):
                 with self.assertRaises(error):
                     instance.load(oids[1])
-            with storage._pool.session() as session:
+            with storage.database.pool.session() as session:
                 self.assertNotEqual(session.all(BACKEND), pid)
             for instance in views:
                 instance.afterCompletion()
@@ -343,7 +343,7 @@ class Restarts(TestCase):
                 oid = storage.new_oid()
                 txn = voted(storage, (oid, z64, state(1)))
                 with (self.subTest(ends), closing(Watch(direct)) as watch, ThreadPoolExecutor(1) as threads,
-                      patch('relstore.adapters.postgresql.ORPHAN_PATIENCE', patience)):
+                      patch('relstore.adapters.commits.postgresql.ORPHAN_PATIENCE', patience)):
                     watch.take_commit_lock()
                     finish = threads.submit(storage.tpc_finish, txn)
                     watch.until_somebody_waits()
@@ -362,7 +362,7 @@ class Restarts(TestCase):
 
 def view_error(storage) -> type[Exception]:
     """Where a view is a snapshot its connection is lost; another one could serve it, but for the epoch."""
-    return ReadConflictError if storage._adapter.keep_history else TransientError
+    return ReadConflictError if storage.database.adapter.keep_history else TransientError
 
 
 def until_it_works(db: DB) -> None:
@@ -379,7 +379,8 @@ def until_it_works(db: DB) -> None:
 
 
 cases(globals(), Swapped, backends=PGBOUNCER[:1])
-cases(globals(), Commits, SessionState, backends=PGBOUNCER)
+cases(globals(), Commits, backends=PGBOUNCER)
+cases(globals(), SessionState, backends=PGBOUNCER, each_driver=True)
 cases(globals(), PreparedDirectly, backends=(Psycopg2HistoryPreserving, Psycopg2HistoryFree, Psycopg3HistoryPreserving))
 cases(globals(), PreparedThroughPooler, backends=(
     Psycopg2PooledHistoryPreserving, Psycopg2PooledHistoryFree, Psycopg3PooledHistoryPreserving))

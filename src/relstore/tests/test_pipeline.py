@@ -5,7 +5,7 @@ import tracemalloc
 import unittest
 from contextlib import closing
 
-from relstore.adapters.postgresql import KEPT, _array, _binary_array
+from relstore.adapters.arrays import KEPT, array, binary_array
 from relstore.errors import DatabaseError, Disconnected, LockTimeout
 from relstore.sessions.drivers import find_driver
 from relstore.sessions.session import Session
@@ -182,7 +182,7 @@ class Pipeline(unittest.TestCase):
                              ('integer', [2 ** 31 - 1, 0]), ('text', [md5, None]), ('text', [None]),
                              ('text', [md5, md5]), ('bigint', list(range(KEPT + 1)))):
             with self.subTest(kind, values=values[:3]):
-                text, binary = _array(kind, values), _binary_array(kind, values)
+                text, binary = array(kind, values), binary_array(kind, values)
                 self.assertEqual(self.session.all(f'SELECT %s::{kind}[], %s::{kind}[]', (text, binary)),
                                  [(values, values)])
                 self.assertEqual(self.session.all(f'SELECT array_send(%s::{kind}[])', (text,)), [(binary,)])
@@ -193,10 +193,10 @@ class Pipeline(unittest.TestCase):
         tracemalloc.start()
         self.addCleanup(tracemalloc.stop)
         for n in range(10):
-            _binary_array('bigint', values[n:])
+            binary_array('bigint', values[n:])
         left, _ = tracemalloc.get_traced_memory()
         self.assertLess(left, 100_000)
 
     def test_array_of_numbers_that_are_too_large(self):
         with self.assertRaises(struct.error):
-            _binary_array('integer', [2 ** 31])
+            binary_array('integer', [2 ** 31])

@@ -115,7 +115,7 @@ class TestByTurns(unittest.TestCase):
 
     def test_nobody_waits_for_ever_for_another(self):
         release = threading.Event()
-        with patch.object(polling, 'PATIENCE', .05), ThreadPoolExecutor(AT_ONCE) as threads:
+        with patch.object(polling, 'PATIENCE_SECONDS', .05), ThreadPoolExecutor(AT_ONCE) as threads:
             self.occupied(threads, release)
             self.assertEqual(self.polling.by_turns(lambda: (2, 0)), (2, 0))
             release.set()
@@ -155,7 +155,7 @@ class TestUnlessKnown(unittest.TestCase):
     def test_a_commit_that_nobody_could_count(self):
         """Of another thread of this process."""
         self.take()
-        self.polling.committed()
+        self.polling.forget()
         self.assert_asks(1)
 
     def test_a_commit_while_the_question_is_under_way(self):
@@ -164,10 +164,10 @@ class TestUnlessKnown(unittest.TestCase):
             self.counter.count += 1
         self.take(meanwhile=commit)
         self.assert_asks(1)
-        self.take(meanwhile=self.polling.committed)
+        self.take(meanwhile=self.polling.forget)
         self.assert_asks(0)         # that answer was not the one that was remembered
         self.polling.forget()
-        self.take(meanwhile=self.polling.committed)
+        self.take(meanwhile=self.polling.forget)
         self.assert_asks(1)
 
     def test_news_while_the_question_is_under_way(self):
@@ -236,7 +236,7 @@ class SavedPolls(unittest.TestCase):
 
     def opened(self):
         storage = self.open_storage()
-        storage._database.polling = Polling(self.counter, 3600)
+        storage.database.polling = Polling(self.counter, 3600)
         return storage
 
     def commit(self, *oids, told=True):
@@ -266,7 +266,7 @@ class SavedPolls(unittest.TestCase):
             self.assertEqual(self.next_transaction(), [])
             self.assertEqual(self.view.load(self.oids[0]), state)
         self.assertEqual(self.sent(), sent)
-        self.assertEqual(self.ours._pool.lent, 0, 'a session for what is cached')
+        self.assertEqual(self.ours.database.pool.lent, 0, 'a session for what is cached')
 
     def test_a_new_connection_is_not_asked_for_either(self):
         self.next_transaction()
@@ -350,7 +350,7 @@ class SavedPolls(unittest.TestCase):
         self.commit(self.oids[0])
         self.assertEqual(self.view.load(self.oids[1])[1], old[self.oids[1]])
         self.commit(self.oids[2])
-        if self.view._adapter.reads_in_snapshot:    # it stands where it was opened
+        if self.view.database.adapter.reads_in_snapshot:    # it stands where it was opened
             self.assertEqual(self.view.load(self.oids[2])[1], old[self.oids[2]])
         if self.keep_history:
             self.assertEqual(self.view.load(self.oids[0])[1], old[self.oids[0]])
@@ -368,7 +368,7 @@ class SavedPolls(unittest.TestCase):
         txn = TransactionMetaData()
         self.view.tpc_begin(txn)
         self.view.load(self.oids[1])
-        self.assertEqual(self.ours._pool.lent, 0)
+        self.assertEqual(self.ours.database.pool.lent, 0)
         self.view.tpc_abort(txn)
 
     def test_an_object_that_never_was(self):
@@ -386,7 +386,7 @@ class Unanswered(unittest.TestCase):
         self.proxy = self.new_proxy()
         self.proxy.start()
         self.addCleanup(self.proxy.stop)
-        self.db = ZODB.DB(relstore.RelStore(self.adapter_through(self.proxy), keep_history=self.keep_history))
+        self.db = ZODB.DB(relstore.RelStore(self.address_through(self.proxy), keep_history=self.keep_history))
         self.addCleanup(self.db.close)      # KeyError, if ZODB lost a connection
 
     def test_a_commit_that_is_done_does_not_fail(self):
@@ -405,7 +405,7 @@ class Unanswered(unittest.TestCase):
         with patch.object(connection._storage, 'tpc_finish', finish):
             manager.commit()
         self.assertEqual(connection.root()['count'], 1)
-        self.db.storage._cache.clear()
+        self.db.storage.database.cache.clear()
         other._p_deactivate()
         for _ in range(2):
             with self.assertRaisesRegex(Unavailable, 'could not be asked when this transaction began'):
@@ -447,7 +447,7 @@ class Unanswered(unittest.TestCase):
             manager = TransactionManager()
             connection = self.db.open(manager)
             connection.cacheMinimize()
-            self.db.storage._cache.clear()
+            self.db.storage.database.cache.clear()
             with self.assertRaises(Unavailable) as caught:
                 connection.root()._p_activate()
             self.assertIsInstance(caught.exception, TransientError)
@@ -456,7 +456,7 @@ class Unanswered(unittest.TestCase):
         self.proxy.start()
         with self.db.transaction() as connection:
             connection.root()['count'] = 1
-        self.assertEqual(self.db.storage._pool.lent, 0)
+        self.assertEqual(self.db.storage.database.pool.lent, 0)
 
 
 def change(storage, oid):

@@ -86,7 +86,7 @@ class Suite(TestCase):
             storage.tpc_vote(txn)
         storage.tpc_abort(txn)
         self.assertFalse(exists(self.other, oid))
-        self.assertEqual(storage._pool.lent, 0)
+        self.assertEqual(storage.database.pool.lent, 0)
         return raised.exception
 
 
@@ -96,13 +96,13 @@ class LateAnswers(Suite):
     def setUp(self):
         super().setUp()
         (self.first, self.second), _ = self.objects(2)
-        self.database = self.storage._database
+        self.database = self.storage.database
         self.view.poll_invalidations()
         self.addCleanup(self.view.afterCompletion)
 
     def empty(self):
         self.other.zap_all()
-        self.storage._pool.attempt(self.database.poll)
+        self.storage.database.pool.attempt(self.database.poll)
 
     def test_a_poll(self):
         """What it says of the time before is not taken for another change of epoch."""
@@ -115,10 +115,10 @@ class LateAnswers(Suite):
                 self.empty()
             return answer
 
-        with patch.object(self.database.adapter, 'poll', late), self.storage._pool.session() as session:
+        with patch.object(self.database.adapter, 'poll', late), self.storage.database.pool.session() as session:
             _, generation = self.database.poll(session)
         self.assertNotEqual(generation, self.database.cache.generation)
-        with self.other._pool.session() as session:
+        with self.other.database.pool.session() as session:
             self.assertEqual(self.database.epochs.now, session.epoch)
 
     def test_states(self):
@@ -209,7 +209,7 @@ class Emptied(Suite):
         self.view.afterCompletion()
         self.other.zap_all()
         commit(self.other, (oid, z64, state('another')), tid=p64(u64(tid) - MINUTE))
-        self.storage._pool.retire()     # the session of the prefetch is to be a new one
+        self.storage.database.pool.retire()     # the session of the prefetch is to be a new one
         self.view.prefetch([oid])
         with self.assertRaises(ReadConflictError):
             self.view.load(oid)
@@ -224,10 +224,10 @@ class FullDisk(Suite):
         """The newest tid is in the future, so the next commit, whoever's it is, gets the very next."""
         [oid], tid = self.objects(1)
         newest = commit(self.other, (oid, tid, state(1)), tid=p64(u64(tid) + 1000 * MINUTE))
-        with self.other._pool.session() as session:
+        with self.other.database.pool.session() as session:
             [[pages]] = session.all('PRAGMA page_count')
-        adapter = relstore.SQLite(str(self._directory / 'main'), pragmas={'max_page_count': pages + 5})
-        small = relstore.RelStore(adapter, keep_history=self.keep_history)
+        address = relstore.SQLite(str(self._directory / 'main'), pragmas={'max_page_count': pages + 5})
+        small = relstore.RelStore(address, keep_history=self.keep_history)
         self.addCleanup(small.close)
         mine = small.new_oid()
         error = self.refused(small, StorageError, mine, state('x' * 1_000_000))
@@ -244,7 +244,7 @@ class Interrupted(Suite):
 
     def test_a_rollback(self):
         """What it leaves in the session, staged objects also, is in no later transaction."""
-        self.storage._adapter.message_size = 50
+        self.storage.database.adapter.message_size = 50
         mine, next_one = self.view.new_oid(), self.view.new_oid()
         txn = voted(self.view, (mine, z64, state(1)))
         session = self.view._txn._session
@@ -254,7 +254,7 @@ class Interrupted(Suite):
         self.assertFalse(exists(self.other, mine))
         self.assertTrue(exists(self.other, next_one))
         self.assertTrue(session.broken)
-        self.assertEqual(self.storage._pool.lent, 0)
+        self.assertEqual(self.storage.database.pool.lent, 0)
 
 
 class InterruptedSnapshot(Suite):
@@ -274,10 +274,10 @@ class Ticket(Suite):
     def test_only_the_transaction_that_has_voted_is_finished(self):
         mine = self.view.new_oid()
         txn = voted(self.view, (mine, z64, state(1)))
-        earlier = self.view._txn._ticket[1]
+        earlier = self.view._txn._commit.number
         self.view.tpc_abort(txn)
         txn = voted(self.view, (mine, z64, state(2)))
-        self.view._txn._ticket[1] = earlier
+        self.view._txn._commit.number = earlier
         with self.assertRaisesRegex(StorageError, 'not the transaction that has voted'):
             self.view.tpc_finish(txn)
         self.assertFalse(exists(self.other, mine))
@@ -299,8 +299,8 @@ class Locks(Suite):
             watch.rows('DROP SCHEMA elsewhere CASCADE')
 
     def _elsewhere(self):
-        adapter = relstore.PostgreSQL(self.dsn(), driver=self.driver, schema='elsewhere')
-        storage = relstore.RelStore(adapter, keep_history=self.keep_history, commit_lock_timeout=0.1)
+        address = relstore.PostgreSQL(self.dsn(), driver=self.driver, schema='elsewhere')
+        storage = relstore.RelStore(address, keep_history=self.keep_history, commit_lock_timeout=0.1)
         self.addCleanup(storage.close)
         return storage
 
@@ -356,7 +356,7 @@ class Refused(Suite):
 
     def test_an_object_that_is_too_large(self):
         oid, record = self.storage.new_oid(), state('x' * 2000)
-        self.storage._adapter.largest_state = 1000
+        self.storage.database.adapter.largest_state = 1000
         error = self.refused(self.storage, StorageError, oid, record)
         self.assertIn(f'{u64(oid):#x}', str(error))
         self.assertIn(f'{len(record):,} bytes', str(error))
@@ -376,7 +376,7 @@ class Refused(Suite):
 class Staged(Suite):
 
     def test_one_large_object_goes_ahead(self):
-        self.storage._adapter.message_size = 1000
+        self.storage.database.adapter.message_size = 1000
         oid, record = self.storage.new_oid(), state('x' * 2000)
         txn = voted(self.storage, (oid, z64, record))
         self.assertEqual(self.storage._txn._session.all('SELECT state FROM pg_temp.relstore_stage'), [(record,)])
@@ -418,12 +418,12 @@ class AfterCommit(Suite):
         self.view.poll_invalidations()
         self.view.load(cached)
         commit(self.view, (mine, tid, state(1)))
-        with patch.object(self.view._view, '_load', side_effect=AssertionError):
+        with patch.object(self.view._view, '_read', side_effect=AssertionError):
             self.assertEqual(value_of(self.view.load(cached)[0]), 0)
         self.view.afterCompletion()
 
     def test_the_spool_is_not_needed_any_more(self):
-        self.enter(patch.object(spool, 'IN_MEMORY', 10))
+        self.enter(patch.object(spool, 'IN_MEMORY_BYTES', 10))
         oid = self.view.new_oid()
         txn = voted(self.view, (oid, z64, state(1)))
         self.view._txn._spool._file.close()
@@ -450,14 +450,14 @@ class Crashes(Crashing):
     def _open(self, dsn, driver, mode):
         """Return a storage whose sessions say what a pooler's would: the epoch that was when they began."""
         storage = super()._open(dsn, driver, mode)
-        connect, epoch = storage._pool._connect, storage._database.epochs.now
+        connect, epoch = storage.database.pool._connect, storage.database.epochs.now
 
         def connect_through_pooler():
             session = connect()
             session.epoch = epoch
             return session
 
-        storage._pool._connect = connect_through_pooler
+        storage.database.pool._connect = connect_through_pooler
         return storage
 
     def test_our_number_is_given_to_another_behind_a_pooler(self):
@@ -514,16 +514,16 @@ class Oids(Suite):
 
     def test_many_at_once(self):
         """Long ways and short ones."""
-        adapter = self.storage._adapter
+        adapter = self.storage.database.adapter
         given, storages = [], [self.opened(pool_size=4) for _ in range(2)]
 
         def take(storage):
             for _ in range(60):
-                given.extend(storage._pool.attempt(lambda session: adapter.new_oids(session, 3)))
+                given.extend(storage.database.pool.attempt(lambda session: adapter.new_oids(session, 3)))
 
         def reserve(storage, step):
             for n in range(30):
-                storage._pool.attempt(lambda session, n=n: adapter.reserve_oids(session, 16 * step * n))
+                storage.database.pool.attempt(lambda session, n=n: adapter.reserve_oids(session, 16 * step * n))
 
         with ThreadPoolExecutor(8) as threads:
             work = [threads.submit(take, storage) for storage in storages * 2]
@@ -534,7 +534,7 @@ class Oids(Suite):
 
     def test_the_same_way_together(self):
         """Processes that are restored into, or start, at once: nobody is told of a conflict."""
-        adapter, pool = self.storage._adapter, self.opened(pool_size=8)._pool
+        adapter, pool = self.storage.database.adapter, self.opened(pool_size=8).database.pool
         start = threading.Barrier(8)
 
         def reserve():
@@ -581,8 +581,8 @@ class Sequence(Suite):
         watch, blocker = (self.enter(closing(Watch(self.dsn()))) for _ in range(2))
         blocker.rows('SELECT pg_advisory_lock(-5)')
         with ThreadPoolExecutor(1) as threads:
-            work = threads.submit(self.storage._pool.attempt,
-                                  lambda session: self.storage._adapter.reserve_oids(session, 16 * 200_000))
+            work = threads.submit(self.storage.database.pool.attempt,
+                                  lambda session: self.storage.database.adapter.reserve_oids(session, 16 * 200_000))
             watch.until_somebody_waits()
             watch.rows("SELECT setval('zoid_seq', 300000)")
             blocker.rows('SELECT pg_advisory_unlock(-5)')
@@ -595,7 +595,7 @@ class Forked(Suite):
     def test_the_cache_was_being_written(self):
         [oid], tid = self.objects(1)
         self.view.poll_invalidations()
-        with self.storage._cache._lock:
+        with self.storage.database.cache._lock:
             pid = os.fork()
             if pid == 0:
                 signal.alarm(10)        # ends it, should it wait for a thread that is not there
@@ -609,7 +609,7 @@ class Forked(Suite):
 
     def test_conflicts_were_being_counted(self):
         """They are the parent's."""
-        conflicts = self.storage._database.conflicts
+        conflicts = self.storage.database.conflicts
         conflicts.conflict(1, 'a.B', resolved=True)
         with conflicts._lock:
             pid = os.fork()

@@ -6,10 +6,11 @@ from relstore.caching.proof import Finding, Known, finding, is_proven
 
 
 def database(stands: int, current: dict[int, int | None], keep_history: bool = False, packed_to: int = 0):
-    """Return what stands for an adapter: current are the tids of objects, None of one that is gone."""
-    return SimpleNamespace(
-        keep_history=keep_history, stands=lambda session, tid: stands, packed_to=lambda session: packed_to,
+    """Return what stands for an adapter and its session: current are the tids of objects, None of one that is gone."""
+    adapter = SimpleNamespace(
+        keep_history=keep_history, stands=lambda session, tid: stands, sql=SimpleNamespace(packed_to='packed_to'),
         current_tids=lambda session, oids: {oid: current.get(oid) for oid in oids})
+    return adapter, SimpleNamespace(all={'packed_to': [[packed_to]]}.get)
 
 
 class Proven(unittest.TestCase):
@@ -26,7 +27,7 @@ class Proven(unittest.TestCase):
                 (Known(10, 5, [(1, 10)]), 8, {1: 7}, False),
                 (Known(10, 5, [(1, 10), (2, 9)]), 8, {1: 12, 2: 7}, False)]:
             with self.subTest(known=known, stands=stands, current=current):
-                self.assertIs(is_proven(database(stands, current), None, known), expected)
+                self.assertIs(is_proven(*database(stands, current), known), expected)
 
 
 class Findings(unittest.TestCase):
@@ -45,4 +46,4 @@ class Findings(unittest.TestCase):
                 (8, (1,), {'current': {}, 'keep_history': True, 'packed_to': 9}, Finding.PERHAPS_LOST),
                 (8, (1,), {'current': {}, 'keep_history': True, 'packed_to': 10}, Finding.HOLDS)]:
             with self.subTest(stands=stands, since=since, facts=facts):
-                self.assertIs(finding(database(stands, **facts), None, known, stands, since), expected)
+                self.assertIs(finding(*database(stands, **facts), known, stands, since), expected)

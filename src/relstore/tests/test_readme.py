@@ -90,7 +90,7 @@ class Restored(Typed):
 
     def check(self, last: list[tuple], *where, **options) -> None:
         """Compare a restored database with what the original was at the end, and go on in it. Nothing is lacking."""
-        relstore.RelStore(self.leads_to(*where, **options), keep_history=self.keep_history, create_schema=False).close()
+        self.new_storage(*where, create_schema=False, **options).close()
         with self.opened(*where, **options) as storage:
             found = contents(storage)
             self.assertGreater(len(found), 1)

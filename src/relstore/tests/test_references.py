@@ -18,6 +18,7 @@ from ZODB.utils import p64, u64
 from zodbpickle.pickle import UnpicklingError
 
 from relstore.references import references, unpack
+from relstore.tests.support.layers import Models
 from relstore.tests.support.plone import unpacked_site
 from relstore.tests.support.records import Reference, pickled
 
@@ -53,6 +54,7 @@ def packed(*oids):
 
 class FormatTests(unittest.TestCase):
     """Every form of a reference, in records written here."""
+    layer = Models
 
     def assertReferences(self, state, *oids):
         self.assertEqual(references(state), packed(*oids))

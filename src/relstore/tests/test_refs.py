@@ -93,7 +93,7 @@ class Fills(Refs):
         stay, go = self.fill()
         count = self.forget()
         self.works('--jobs', '1', self.config())
-        on_postgresql = isinstance(self.adapter(), relstore.PostgreSQL)
+        on_postgresql = isinstance(self.address(), relstore.PostgreSQL)
         wrong = "'\\x0000000000000bad'::bytea" if on_postgresql else "x'0000000000000bad'"
         refs_tid = '' if self.keep_history else ', refs_tid = tid'
         self.execute((f'UPDATE object_state SET refs = {wrong}{refs_tid} WHERE zoid = {stay[2]}',),
@@ -181,7 +181,7 @@ class Usage(SQLiteHistoryPreserving, Refs):
             self.assertEqual(caught.exception.code, 2)
 
     def test_refused(self):
-        self.assertEqual(self.told(self.config())[::2], (2, f'relstore: {self.adapter()} is not there.\n'))
+        self.assertEqual(self.told(self.config())[::2], (2, f'relstore: {self.address()} is not there.\n'))
 
     def test_storages_of_another_kind_are_left_out(self):
         self.fill()

@@ -3,6 +3,9 @@
 RelStorage runs in a process of its own, with the Python of RELSTORE_TEST_RELSTORAGE or else that of the benchmarks,
 which `make .venv-bench/made` makes.
 """
+import hashlib
+import os
+import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +15,7 @@ from unittest.mock import patch
 import relstore
 from relstore.packing import pack
 from relstore.tests.support.backends import Psycopg2HistoryFree, Psycopg2HistoryPreserving, cases
+from relstore.tests.support.blob_commits import commit_blobs, pieces
 from relstore.tests.support.objects import reachable
 from relstore.tests.support.programs import PYTHON, Peer
 from relstore.tests.support.servers import cannot_run
@@ -19,8 +23,8 @@ from relstore.tests.support.servers import cannot_run
 PATIENCE = 60       # seconds
 
 
-class Packed(TestCase):
-    """A database that RelStorage made and wrote is packed by relstore, and by RelStorage again."""
+class Together(TestCase):
+    """A database that RelStorage made."""
 
     def setUp(self):
         super().setUp()
@@ -30,12 +34,16 @@ class Packed(TestCase):
         self._where = server.create_database(name)
         self.addCleanup(server.drop_database, name)
 
-    def peer(self) -> Peer:
+    def peer(self, **options) -> Peer:
         peer = Peer()
         self.addCleanup(peer.end)
         self.assertRegex(peer.ask('version'), r'^4\.')
-        peer.ask('open', where={'dsn': self._where}, keep_history=self.keep_history)
+        peer.ask('open', where={'dsn': self._where}, keep_history=self.keep_history, **options)
         return peer
+
+
+class Packed(Together):
+    """It was written by RelStorage; it is packed by relstore, and by RelStorage again."""
 
     def test_packed_while_relstorage_writes(self):
         """A pack of its own was killed before, another one only prepared."""
@@ -44,7 +52,7 @@ class Packed(TestCase):
         self.assertLess(self.peer().dies('die_while_packing', after=40), 0)
         self.peer().ask('pack', ago=0, prepack_only=True)
         with closing(relstore.RelStore(relstore.PostgreSQL(self._where), keep_history=self.keep_history)) as storage:
-            self.assertEqual(storage.database.adapter.writers(), 'any')
+            self.assertEqual(storage.database.adapter.writers.who(), 'any')
             removed, until = 0, time.monotonic() + 4
             writer.tell('write', seconds=4)
             with patch.object(pack, 'PRESENT', 0):
@@ -59,11 +67,11 @@ class Packed(TestCase):
                 self.assertSame(storage, writer, self.peer())
             writer.ask('write', seconds=0.5)
             writer.ask('close')
-            storage.database.adapter.set_writers('relstore')
+            storage.database.adapter.writers.set('relstore')
             storage.pack(None)
             last = self.peer()
             self.assertSame(storage, last)
-            storage.database.adapter.set_writers('any')
+            storage.database.adapter.writers.set('any')
             last.ask('write', seconds=0.5)
             last.ask('pack', ago=0)
             self.assertSame(storage, last)
@@ -74,5 +82,68 @@ class Packed(TestCase):
             self.assertEqual(set(peer.ask('walk')), found)
 
 
-cases(globals(), Packed, backends=(Psycopg2HistoryPreserving, Psycopg2HistoryFree))
-del Packed
+class Blobs(Together):
+    """What one has stored, the other reads."""
+    SIZES = 0, 1, 100_000, 9_000_000
+
+    def setUp(self):
+        super().setUp()
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = Path(directory.name)
+
+    def blob_peer(self) -> Peer:
+        """With a cache of its own, which is empty."""
+        return self.peer(blob_dir=tempfile.mkdtemp(dir=self.directory), shared_blob_dir=False)
+
+    def file(self, data: bytes) -> str:
+        path = self.directory / f'{len(data)}'
+        path.write_bytes(data)
+        return str(path)
+
+    def orphans(self) -> int:
+        return self.storage.database.pool.attempt(lambda session: session.all(
+            'SELECT count(*) FROM pg_largeobject_metadata WHERE oid NOT IN (SELECT chunk FROM blob_chunk)'))[0][0]
+
+    def assertRead(self, oid: str, tid: str, digest: str) -> None:
+        found = pieces(self.storage, int(oid, 16), int(tid, 16))
+        self.assertTrue(found)
+        self.assertEqual(hashlib.sha256(b''.join(found)).hexdigest(), digest)
+
+    def test_there_and_back(self):
+        peer = self.blob_peer()
+        stored = {size: peer.ask('store_blob', name=f'blob {size}', size=size) for size in self.SIZES}
+        self.storage = relstore.RelStore(relstore.PostgreSQL(self._where), keep_history=self.keep_history)
+        self.addCleanup(self.storage.close)
+        for size, (oid, tid, digest) in stored.items():
+            self.assertRead(oid, tid, digest)
+            data = os.urandom(size)
+            number = int(oid, 16)
+            new = commit_blobs(self.storage, {number: self.file(data)}, bases={number: int(tid, 16)})
+            reader = self.blob_peer()
+            self.assertEqual(reader.ask('blob', name=f'blob {size}'),
+                             [oid, f'{new:016x}', hashlib.sha256(data).hexdigest()])
+            reader.ask('close')
+            again = peer.ask('store_blob', name=f'blob {size}', size=size + 5)
+            self.assertRead(*again)
+            if self.keep_history:
+                peer.ask('undo_last')
+                reader = self.blob_peer()
+                self.assertRead(*reader.ask('blob', name=f'blob {size}'))
+                number, last = int(oid, 16), int(reader.ask('blob', name=f'blob {size}')[1], 16)
+                undone = commit_blobs(self.storage, bases={number: last}, copies={number: int(tid, 16)})
+                reader.ask('close')
+                reader = self.blob_peer()
+                self.assertEqual(reader.ask('blob', name=f'blob {size}'), [oid, f'{undone:016x}', digest])
+                self.assertRead(oid, tid, digest)
+                reader.ask('close')
+        self.assertEqual(self.orphans(), 0)
+        peer.ask('pack', ago=0)
+        found = {name: peer.ask('blob', name=f'blob {name}') for name in self.SIZES}
+        for each in found.values():
+            self.assertRead(*each)
+        self.assertEqual(self.orphans(), 0)
+
+
+cases(globals(), Packed, Blobs, backends=(Psycopg2HistoryPreserving, Psycopg2HistoryFree))
+del Together, Packed, Blobs

@@ -28,7 +28,6 @@ import relstore
 from relstore.adapters import mysql
 from relstore.errors import ConfigurationError, Unavailable
 from relstore.tests.support.backends import (
-    THOROUGH,
     MySQLdbHistoryFree,
     MySQLdbHistoryPreserving,
     MySQLdbOnMySQLHistoryFree,
@@ -41,6 +40,7 @@ from relstore.tests.support.backends import (
 )
 from relstore.tests.support.commits import commit
 from relstore.tests.support.layers import Processes
+from relstore.tests.support.left import THOROUGH
 from relstore.tests.support.records import state
 from relstore.tests.support.servers import PostgreSQLServer, postgresql_programs, require_postgresql
 
@@ -206,10 +206,11 @@ class TellsByEpoch(Restored):
         self.aged()
         self.restore(dump)
         self.application().write(a=3)
-        one.storage._cache.trim(one.storage._cache.head)
+        one.storage.database.cache.trim(one.storage.database.cache.head)
         one.storage.database.epochs.early = []
         before = one.storage.database.epochs.now
-        with patch.object(mysql, 'LOOK_EVERY', 0), patch.object(one.storage._adapter, '_next_look', 0, create=True):
+        adapter = one.storage.database.adapter
+        with patch.object(mysql, 'LOOK_EVERY', 0), patch.object(adapter, '_next_look', 0, create=True):
             self.assertEqual(one.read(), {'a': 3, 'b': 1})
         self.assertNotEqual(one.storage.database.epochs.now, before)
 
@@ -223,14 +224,14 @@ class Refilled(Restored):
     """As zodbconvert --clear does it: it touches none of our tables."""
 
     def dump(self):
-        adapter = self.first.storage._adapter
+        adapter = self.first.storage.database.adapter
         with closing(adapter.connect()) as session:
             return {table: [tuple(map(_plain, row)) for row in session.all(
                         f'SELECT {columns} FROM {adapter._tables[table]}')]
                     for table, columns in FILLED[self.keep_history].items()}
 
     def restore(self, dump, meanwhile=lambda: None):
-        adapter = self.first.storage._adapter
+        adapter = self.first.storage.database.adapter
         placeholder = '?' if adapter.name == 'sqlite' else '%s'
         with closing(adapter.connect()) as session:
             for table in reversed(dump):
@@ -272,11 +273,11 @@ class Refilled(Restored):
         app = self.application()
         app.write(a=2)
         self.first.write(a=3)
-        generation = app.storage._cache.generation
+        generation = app.storage.database.cache.generation
         self.assertEqual(app.read(), {'a': 3, 'b': 1})
         app.write(e=4)
         self.assertEqual(app.read(), {'a': 3, 'b': 1, 'e': 4})
-        self.assertEqual(app.storage._cache.generation, generation)
+        self.assertEqual(app.storage.database.cache.generation, generation)
 
     def test_opened_after_what_is_lost_was_committed_and_commits(self):
         dump = self.dump()
@@ -313,7 +314,7 @@ class PgDump:
         return self._run('pg_dump', *self.options)
 
     def _run(self, program, *options, **how):
-        dsn = self.first.storage._adapter._dsn
+        dsn = self.first.storage.database.adapter._address.dsn
         done = subprocess.run([postgresql_programs() / program, *options, f'--dbname={dsn}'], text=True,
                               capture_output=True, **how)
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -335,7 +336,7 @@ class Truncated(PgDump, TellsByEpoch):
     options = '--data-only',
 
     def restore(self, dump, meanwhile=lambda: None):
-        names = self.first.storage._adapter.schema().keys()
+        names = self.first.storage.database.adapter.schema().keys()
         with closing(self.new_watch()) as watch:
             tables = [name for name, in watch.rows(
                 "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'")]
@@ -480,7 +481,7 @@ class SQLiteBackup:
 
     @property
     def path(self):
-        return self.first.storage._adapter.path
+        return self.first.storage.database.adapter.path
 
     def dump(self):
         backup = self.directory / f'backup{time.monotonic_ns()}'
@@ -542,7 +543,7 @@ class Renamed(SQLiteBackup, TellsByEpoch):
     @skipUnless(Path('/proc/self/fd').exists(), 'Linux alone lists what a process has open')
     def test_a_connection_to_the_old_one_is_never_closed(self):
         """Some versions of SQLite would remove the log of the new one. It keeps nothing locked."""
-        adapter = self.first.storage._adapter
+        adapter = self.first.storage.database.adapter
         session, other = adapter.connect(), adapter.connect()
         opened = self.opened()
         adapter.connect().close()
@@ -630,7 +631,7 @@ class OneObject(TestCase):
             statements = [f'UPDATE current_object SET tid = {u64(self.before)} WHERE {revision}',
                           f'DELETE FROM object_state WHERE {revision}']
         self.view._view._snapshot.end()
-        with self.other._pool.session() as session:
+        with self.other.database.pool.session() as session:
             for statement in statements:
                 session.run(statement)
 
@@ -690,7 +691,7 @@ class OneObject(TestCase):
     def test_that_is_removed(self):
         """By a pack, say: no revision is left."""
         self.view._view._snapshot.end()
-        with self.other._pool.session() as session:
+        with self.other.database.pool.session() as session:
             for table in ('current_object', 'object_state') if self.keep_history else ('object_state',):
                 session.run(f'DELETE FROM {table} WHERE zoid = {u64(self.oid)}')
         self.assertConflict(self.change, self.tid)

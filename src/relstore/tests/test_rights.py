@@ -21,12 +21,13 @@ from ZODB.utils import z64
 
 import relstore
 from relstore.adapters import rights
+from relstore.adapters.mysql_server import Server
 from relstore.adapters.rights import PACK, READ, RUN
 from relstore.cli import main
 from relstore.errors import LockTimeout, NotAllowed
-from relstore.tests.support.backends import THOROUGH
 from relstore.tests.support.commits import commit
 from relstore.tests.support.granted import statements
+from relstore.tests.support.left import THOROUGH
 from relstore.tests.support.own import OwnMariaDBLayer, OwnMySQLLayer, ServerLayer, administrator
 from relstore.tests.support.readme import README
 from relstore.tests.support.records import state
@@ -238,7 +239,7 @@ class Suite:
     owner_alone_makes_indexes = False
 
     def open_as(self, user, **options):
-        return relstore.RelStore(self.adapter(user), keep_history=self.keep_history, **options)
+        return relstore.RelStore(self.address(user), keep_history=self.keep_history, **options)
 
     def opened(self, **options):
         return self.open_as(USER, **options)
@@ -252,7 +253,7 @@ class Suite:
 
     def statements(self, *purposes):
         """Return the GRANTs for these."""
-        return statements(self.configured().grants(SITE, self.user_as_sql, self.owner_as_sql), *purposes)
+        return statements(self.unseen().rights.grants(SITE, self.user_as_sql, self.owner_as_sql), *purposes)
 
     def grant(self, *purposes):
         for statement in self.statements(*purposes):
@@ -261,10 +262,8 @@ class Suite:
     def grow_old(self):
         """Let days go by."""
 
-    def configured(self):
-        adapter = self.adapter(USER)
-        adapter.configure(self.keep_history, False)
-        return adapter
+    def unseen(self):
+        return self.address(USER).unseen(self.keep_history)
 
     @contextlib.contextmanager
     def configuration(self, user=USER):
@@ -276,7 +275,7 @@ class Suite:
             yield str(path)
 
     def needed(self, *purposes):
-        return [right for purpose in purposes for right in self.configured().rights(purpose)]
+        return [right for purpose in purposes for right in self.unseen().rights.needed(purpose)]
 
     @contextlib.contextmanager
     def without(self, right):
@@ -303,8 +302,8 @@ class Suite:
         for right in self.needed(READ, RUN, PACK):
             with closing(self.open_as(self.administrator)) as storage:
                 storage.zap_all()
-                storage.database.adapter.set_writers('relstore')
-            with self.subTest(str(right)), self.without(right), mock.patch.object(rights, 'refuse'), \
+                storage.database.adapter.writers.set('relstore')
+            with self.subTest(str(right)), self.without(right), mock.patch.object(rights.Rights, 'refuse'), \
                     self.assertRaises((NotAllowed, AssertionError)):
                 Exercise(self).run()
                 Exercise(self).pack()
@@ -376,16 +375,11 @@ class PostgreSQLRights(Suite, Refusals):
         super().adopt()
         self.run_sql(f'REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {self.schema} FROM public')
 
-    def adapter(self, user, **options):
+    def address(self, user, **options):
         return relstore.PostgreSQL(make_dsn(self.dsn, user=user), driver=self.driver, schema=self.schema, **options)
 
     def opened_unprepared(self):
-        return relstore.RelStore(self.adapter(USER, prepared_statements='false'), keep_history=self.keep_history)
-
-    def configured(self):
-        adapter = super().configured()
-        adapter._use_schema(self.schema)
-        return adapter
+        return relstore.RelStore(self.address(USER, prepared_statements='false'), keep_history=self.keep_history)
 
     def section(self, user):
         return ['<postgresql>', f'dsn {make_dsn(self.dsn, user=user)}', f'driver {self.driver}',
@@ -418,15 +412,14 @@ class MySQLRights(Suite, Refusals):
             cursor.execute(sql)
             return cursor.fetchall()
 
-    def configured(self):
-        adapter = super().configured()
-        adapter.use_server('MariaDB' if self.server.is_mariadb else 'MySQL')
-        return adapter
+    def unseen(self):
+        server = Server('MariaDB' if self.server.is_mariadb else 'MySQL')
+        return self.address(USER).unseen(self.keep_history, server=server)
 
     def grow_old(self):
         self.run_sql('UPDATE relstore_commit SET voted = voted - INTERVAL 2 DAY')
 
-    def adapter(self, user):
+    def address(self, user):
         return relstore.MySQL(**self.where_of(user), driver=self.driver)
 
     def where_of(self, user):
@@ -441,7 +434,8 @@ class MySQLRights(Suite, Refusals):
 
     def test_a_creation_that_lacks_a_right_makes_nothing(self):
         """Tables cannot be taken back here, so all rights are tried before the first."""
-        for privilege in {right.privilege for right in self.needed(rights.CREATE)} - {'UPDATE', 'ALTER'}:
+        later = {'UPDATE', 'ALTER', 'LOCK TABLES'}
+        for privilege in {right.privilege for right in self.needed(rights.CREATE)} - later:
             with self.subTest(privilege):
                 self.run_sql(f'REVOKE {privilege} ON {SITE}.* FROM {self.owner_as_sql}')
                 self.check(self.refusal(lambda: self.open_as(OWNER), NotAllowed), 'denied', OWNER, 'rights')
@@ -449,6 +443,23 @@ class MySQLRights(Suite, Refusals):
                 self.run_sql(f'GRANT {privilege} ON {SITE}.* TO {self.owner_as_sql}')
         self.adopt()
         self.assertTrue(self.run_sql(f'SHOW TABLES FROM {SITE}'))
+
+    def test_a_migration(self):
+        """With just these rights; without one of them the site goes on with what it has."""
+        self.adopt()
+        for table, new in ('pack', 'pack_id'), ('garbage', 'pack_id'), ('sweep', 'sweeping'):
+            self.run_sql(f'ALTER TABLE {SITE}.relstore_{table} RENAME COLUMN {new} TO generation')
+        self.run_sql(f'ALTER TABLE {SITE}.relstore_sweep DROP COLUMN deleted')
+        version = f"{SITE}.relstore_meta WHERE name = 'schema'"
+        self.run_sql(f"UPDATE {SITE}.relstore_meta SET value = '1' WHERE name = 'schema'")
+        for privilege in 'ALTER', 'LOCK TABLES', 'UPDATE':
+            with self.subTest(privilege):
+                self.run_sql(f'REVOKE {privilege} ON {SITE}.* FROM {self.owner_as_sql}')
+                self.refusal(lambda: self.open_as(OWNER), NotAllowed)
+                self.assertEqual(self.run_sql(f'SELECT value FROM {version}'), (('1',),))
+                self.run_sql(f'GRANT {privilege} ON {SITE}.* TO {self.owner_as_sql}')
+        self.adopt()
+        self.assertEqual(self.run_sql(f'SELECT value FROM {version}'), (('2',),))
 
     def where(self, right):
         return f'{SITE}.{right.name or "*"}'

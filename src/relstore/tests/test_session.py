@@ -22,9 +22,8 @@ class Pool(unittest.TestCase):
     def setUp(self):
         super().setUp()
         self.open_storage().close()
-        self.adapter_there = self.adapter()
-        self.adapter_there.configure(self.keep_history, read_only=False)
-        self.pool = SessionPool(self.adapter_there.connect, size=2, timeout=0.2)
+        self.adapter = self.address().bind(self.keep_history)
+        self.pool = SessionPool(self.adapter.connect, size=2, timeout=0.2)
         self.addCleanup(self.pool.close)
 
     def test_a_session_that_came_back_is_lent_again(self):
@@ -41,7 +40,7 @@ class Pool(unittest.TestCase):
             self.assertEqual(self.pool.lent, 2)
 
     def test_who_waits_gets_what_comes_back(self):
-        pool = SessionPool(self.adapter_there.connect, size=1, timeout=30)
+        pool = SessionPool(self.adapter.connect, size=1, timeout=30)
         self.addCleanup(pool.close)
         session, got = pool.borrow(), []
         thread = threading.Thread(target=lambda: got.append(pool.borrow()))
@@ -56,7 +55,7 @@ class Pool(unittest.TestCase):
         pool.give_back(session)
 
     def test_never_more_sessions_than_size_under_threads(self):
-        pool = SessionPool(self.adapter_there.connect, size=3, timeout=30)
+        pool = SessionPool(self.adapter.connect, size=3, timeout=30)
         self.addCleanup(pool.close)
         lock, lent, most = threading.Lock(), set(), [0]
 
@@ -120,8 +119,8 @@ class Cancelled(unittest.TestCase):
 
     def test_a_statement_timeout_is_no_lock_timeout(self):
         self.open_storage().close()
-        adapter = relstore.PostgreSQL(make_dsn(self.dsn(), options='-c statement_timeout=50'), driver=self.driver)
-        adapter.configure(self.keep_history, read_only=False)
+        address = relstore.PostgreSQL(make_dsn(self.dsn(), options='-c statement_timeout=50'), driver=self.driver)
+        adapter = address.bind(self.keep_history)
         with closing(adapter.connect()) as session, self.assertRaises(Unavailable) as caught:
             session.all('SELECT pg_sleep(60)')
         self.assertNotIsInstance(caught.exception, LockTimeout)
@@ -129,5 +128,5 @@ class Cancelled(unittest.TestCase):
 
 
 cases(globals(), Pool, backends=(SQLiteHistoryPreserving,))
-cases(globals(), Cancelled, backends=(Psycopg2HistoryPreserving, Psycopg3HistoryPreserving))
+cases(globals(), Cancelled, backends=(Psycopg2HistoryPreserving, Psycopg3HistoryPreserving), each_driver=True)
 del Pool, Cancelled

@@ -10,7 +10,7 @@ from unittest.mock import patch
 from transaction import TransactionManager
 from ZODB import DB
 
-from relstore.adapters import base, postgresql
+from relstore.adapters import addresses, base
 from relstore.errors import Unavailable
 from relstore.sessions.session import Session
 from relstore.tests.support.backends import (
@@ -46,12 +46,12 @@ class Opening(Suite):
         """To begin one is what takes the server longest."""
         made = []
         self.open_storage().close()
-        with patch.object(postgresql, 'Session', lambda *arguments: made.append(arguments) or Session(*arguments)):
+        with patch.object(addresses, 'Session', lambda *arguments: made.append(arguments) or Session(*arguments)):
             storage = self.open_storage()
         self.assertEqual(len(made), 1)
         with closing(self.new_watch()) as watch:
             self.assertEqual(watch.connections(), 1)
-            self.assertEqual(storage._pool._total, 1)
+            self.assertEqual(storage.database.pool._total, 1)
             storage.close()
             watch.until(lambda: not watch.connections())
 
@@ -70,7 +70,7 @@ class Idle(Suite):
     def setUp(self):
         super().setUp()
         self.db = self.opened()
-        self.pool = self.db.storage._pool
+        self.pool = self.db.storage.database.pool
         self.watch = self.new_watch()
         self.addCleanup(self.watch.close)
 
@@ -151,7 +151,7 @@ class Exhausted(Suite):
     def setUp(self):
         super().setUp()
         self.db = self.opened(pool_size=2, pool_timeout=60)
-        self.pool = self.db.storage._pool
+        self.pool = self.db.storage.database.pool
         self.lent = [self.pool.borrow() for _ in range(2)]
         self.addCleanup(self._give_back)
         self.threads = ThreadPoolExecutor(4)
@@ -184,8 +184,8 @@ class Exhausted(Suite):
 
     def test_who_wants_oids_does_not_wait_for_everybody_before(self):
         storage = self.opened(pool_size=2, pool_timeout=0.5).storage
-        storage._database.oids.forget()
-        with storage._pool.session(), storage._pool.session(), ThreadPoolExecutor(10) as threads:
+        storage.database.oids.forget()
+        with storage.database.pool.session(), storage.database.pool.session(), ThreadPoolExecutor(10) as threads:
             started = time.monotonic()
             for waiting in [threads.submit(storage.new_oid) for _ in range(10)]:
                 self.assertIsInstance(waiting.exception(20), Unavailable)

@@ -9,9 +9,9 @@ from ZODB.utils import z64
 
 import relstore
 from relstore.errors import ConfigurationError
-from relstore.tests.support.backends import THOROUGH
 from relstore.tests.support.commits import commit
 from relstore.tests.support.exercise import exercise
+from relstore.tests.support.left import THOROUGH
 from relstore.tests.support.records import state
 from relstore.tests.support.servers import (
     MariaDBServer,
@@ -154,7 +154,7 @@ class Settings:
                 self.assertEqual([reader.load(oid) for oid in oids], [(state(0), tid)] * 10)
                 reader.afterCompletion()
                 stack.enter_context(self.set_globally({'sql_select_limit': 3}))
-                other._pool.retire()
+                other.database.pool.retire()
                 tid = commit(storage, *((oid, tid, state(1)) for oid in oids))
                 reader.poll_invalidations()
                 self.assertEqual([reader.load(oid) for oid in oids], [(state(1), tid)] * 10)

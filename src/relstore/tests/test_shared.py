@@ -8,6 +8,7 @@ from relstore.caching import shared as tier_module
 from relstore.caching.cache import Cache
 from relstore.caching.memcached import Unreachable
 from relstore.caching.shared import Tier
+from relstore.tests.support.layers import Models
 from relstore.tests.support.world import LIMIT, LOG_LIMIT, OIDS, World, get
 
 # Objects that may have changed since the base.
@@ -267,6 +268,7 @@ WITHOUT = (TakesNoAnswerForUnchanged, AsksForTheBaseOnly, IgnoresThatTheLogEnds,
 
 
 class TestHistories(unittest.TestCase):
+    layer = Models
 
     def test_random_histories(self):
         hits = 0

@@ -14,7 +14,7 @@ from ZODB.utils import u64
 
 import relstore
 from relstore.caching import memcached
-from relstore.caching.memcached import TIMEOUT
+from relstore.caching.memcached import TIMEOUT_SECONDS
 from relstore.tests.support.backends import (
     Psycopg2HistoryFree,
     Psycopg2HistoryPreserving,
@@ -88,7 +88,7 @@ class Site:
     def forget(self):
         """Load everything anew, past the connection's own cache and the process's."""
         self.connection.cacheMinimize()
-        self.storage._cache.clear()
+        self.storage.database.cache.clear()
 
     def stats(self):
         return self.storage.cache_stats()
@@ -149,7 +149,7 @@ class Suite(unittest.TestCase):
         require_memcached(self)
         super().setUp()
         # On a busy machine memcached may be slow, and would be left alone.
-        patience = patch.object(memcached, 'SLOW', 1.0)
+        patience = patch.object(memcached, 'SLOW_SECONDS', 1.0)
         patience.start()
         self.addCleanup(patience.stop)
         self.server = MemcachedServer()
@@ -159,19 +159,19 @@ class Suite(unittest.TestCase):
         self.memcached.start()
         self.addCleanup(self.memcached.stop)
         self.where = f'127.0.0.1:{self.memcached.port}'
-        self.adapter()      # the database is empty from here on
+        self.address()      # the database is empty from here on
 
     def options(self, **more):
         return {'keep_history': self.keep_history, 'cache_servers': self.where, 'poll_interval': 3600} | more
 
-    def site(self, adapter=None, **more):
-        site = Site(relstore.RelStore(adapter or self.adapter(), **self.options(**more)))
+    def site(self, address=None, **more):
+        site = Site(relstore.RelStore(address or self.address(), **self.options(**more)))
         self.addCleanup(site.close)
         return site
 
     def other(self, **more):
-        adapter, options = self.adapter(), self.options(**more)
-        return Other(self, lambda: relstore.RelStore(adapter, **options))
+        address, options = self.address(), self.options(**more)
+        return Other(self, lambda: relstore.RelStore(address, **options))
 
     def pair(self):
         """Return this process and another, which see the same objects."""
@@ -214,8 +214,8 @@ class Sharing(Suite):
         self.assertGreaterEqual(other.stats()['shared_hits'], MANY)
         # After this it has only what site loads from the database, and then what other commits.
         self.server.restart()
-        site.storage._database.tier._next_look = 0
-        site.storage._database.polling.forget()
+        site.storage.database.tier._next_look = 0
+        site.storage.database.polling.forget()
         site.forget()
         self.assertEqual(site.load_many(), list(range(MANY)))
         other.change_some()
@@ -229,7 +229,7 @@ class Sharing(Suite):
         self.site().create_many()
         self.server.restart()       # nothing of it is there
         late = self.site()
-        with patch.object(late.storage._database.tier, 'put', wraps=late.storage._database.tier.put) as put:
+        with patch.object(late.storage.database.tier, 'put', wraps=late.storage.database.tier.put) as put:
             late.load_many()
         self.assertLessEqual(put.call_count, 2 + MANY // 100)
         self.assertGreaterEqual(sum(len(call.args[0]) for call in put.call_args_list), MANY)
@@ -238,7 +238,7 @@ class Sharing(Suite):
         self.site().create()
         self.server.restart()
         late = self.site()
-        with patch.object(late.storage._database.tier, 'put', wraps=late.storage._database.tier.put) as put:
+        with patch.object(late.storage.database.tier, 'put', wraps=late.storage.database.tier.put) as put:
             late.add(1)
         with late.manager:
             root = late.connection.root()
@@ -253,7 +253,7 @@ class Sharing(Suite):
         with closing(self.open_storage()) as storage:
             storage.zap_all()
         other.read()                # it knows of nothing
-        site.storage._database.polling.forget()
+        site.storage.database.polling.forget()
         with suppress(POSError):
             site.read()
         with self.assertRaises(AssertionError):     # POSKeyError, and what comes of it
@@ -264,13 +264,13 @@ class Sharing(Suite):
         other.create_many()
         other.load_many()
         site.read()
-        bases = site.storage._database.tier._epoch.bases
+        bases = site.storage.database.tier._epoch.bases
 
         def work():
             child = Site(site.storage)
             assert child.load_many() == list(range(MANY))
             assert child.stats()['shared_hits'] >= MANY, child.stats()
-            assert site.storage._database.tier._epoch.bases == bases
+            assert site.storage.database.tier._epoch.bases == bases
 
         in_child(self, work)
 
@@ -307,7 +307,7 @@ class Sharing(Suite):
                     x += 1
                     self.assertEqual(site.add(1), x)
                     # While the one who committed could not tell the other may not know, until the debt is paid.
-                    self.until(lambda: site.read() == x == other.read(), 2 * memcached.LONGEST_PAUSE)
+                    self.until(lambda: site.read() == x == other.read(), 2 * memcached.LONGEST_PAUSE_SECONDS)
 
     def test_faults_while_both_are_busy(self):
         site, other = self.pair()
@@ -326,14 +326,14 @@ class Sharing(Suite):
         try:
             for number in range(1, 31):
                 other.send('add', 1)
-                [site.storage._cache.clear, self.memcached.cut, self.server.restart][number % 3]()
+                [site.storage.database.cache.clear, self.memcached.cut, self.server.restart][number % 3]()
                 other.receive()
         finally:
             stop.set()
             reader.join()
         self.assertEqual(wrong, [])
         self.assertEqual(reads, sorted(reads))
-        self.until(lambda: site.read() == 30, 2 * memcached.LONGEST_PAUSE)
+        self.until(lambda: site.read() == 30, 2 * memcached.LONGEST_PAUSE_SECONDS)
 
     def test_a_committer_that_cannot_reach_it_is_seen_in_time(self):
         nowhere = GarblingProxy(self.server.address)
@@ -358,7 +358,7 @@ class Sharing(Suite):
         site = self.site(cache_servers=f'127.0.0.1:{proxy.port}')
         site.create()
         self.assertEqual(other.read(), 0)
-        for name, value in ('PAUSE', 1000.0), ('LONGEST_PAUSE', 1000.0), ('SLOW', 0.02):
+        for name, value in ('PAUSE_SECONDS', 1000.0), ('LONGEST_PAUSE_SECONDS', 1000.0), ('SLOW_SECONDS', 0.02):
             patched = patch.object(memcached, name, value)
             patched.start()
             self.addCleanup(patched.stop)
@@ -373,7 +373,7 @@ class Sharing(Suite):
         for number in range(1, 31):
             started = time.monotonic()
             self.assertEqual(site.add(1), number)
-            self.assertLess(time.monotonic() - started, 2 * TIMEOUT + MARGIN / 2)
+            self.assertLess(time.monotonic() - started, 2 * TIMEOUT_SECONDS + MARGIN / 2)
             self.assertEqual(other.read(), number)
             alone += bool(server._pause)
         self.assertGreater(alone, 10)
@@ -396,7 +396,7 @@ class Sharing(Suite):
         started = time.monotonic()
         for _ in range(20):
             site.read()
-        self.assertLess(time.monotonic() - started, TIMEOUT + MARGIN / 2)
+        self.assertLess(time.monotonic() - started, TIMEOUT_SECONDS + MARGIN / 2)
 
 
 class Statements(Suite):
@@ -404,7 +404,7 @@ class Statements(Suite):
 
     def test_an_unchanged_site_serves_a_cached_page_without_a_statement(self):
         with self.new_proxy() as proxy:
-            site = self.site(self.adapter_through(proxy))
+            site = self.site(self.address_through(proxy))
             site.create()
             site.read()
             site.read()
@@ -416,7 +416,7 @@ class Statements(Suite):
     def test_what_memcached_has_is_not_asked_of_the_database(self):
         self.site().create_many()
         with self.new_proxy() as proxy:
-            late = self.site(self.adapter_through(proxy))
+            late = self.site(self.address_through(proxy))
             proxy.reset()
             self.assertEqual(late.load_many(), list(range(MANY)))
             # One to poll, and one for the snapshot of a history-free view.

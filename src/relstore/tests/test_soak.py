@@ -19,7 +19,7 @@ from relstore.tests.soak import clients, world
 from relstore.tests.soak.clients import (
     HASTE,
     REST,
-    RETRY,
+    RETRY_SECONDS,
     SEEN_AFTER,
     WORK,
     WRITERS,
@@ -31,8 +31,8 @@ from relstore.tests.soak.clients import (
     Writer,
 )
 from relstore.tests.soak.verdict import findings, table
-from relstore.tests.support.backends import THOROUGH
 from relstore.tests.support.layers import Processes
+from relstore.tests.support.left import THOROUGH
 from relstore.tests.support.servers import postgresql_programs, require_memcached
 
 SECONDS = 120       # far more than it takes
@@ -224,10 +224,10 @@ class WithMemcached(unittest.TestCase):
         self.assertEqual(self.least(1002.1 + SEEN_AFTER), 8)
         self.commits[0] = 9
         self.use_again(1011)
-        self.assertEqual(self.least(1011 + RETRY + HASTE), 8)
-        self.assertEqual(self.least(1011.1 + RETRY + HASTE), 9)
+        self.assertEqual(self.least(1011 + RETRY_SECONDS + HASTE), 8)
+        self.assertEqual(self.least(1011.1 + RETRY_SECONDS + HASTE), 9)
         self.commits[0] = 10
-        self.assertEqual(self.least(1011.2 + RETRY + HASTE), 10)
+        self.assertEqual(self.least(1011.2 + RETRY_SECONDS + HASTE), 10)
 
     def test_others_are_not_excused(self):
         other = WRITERS                                     # the first of the other process
@@ -250,9 +250,9 @@ class WithMemcached(unittest.TestCase):
         self.leave_alone(1002)
         self.use_again(1003)
         self.commits[0] = 1
-        self.assertEqual(self.least(1003.2 + RETRY + HASTE), 0)
+        self.assertEqual(self.least(1003.2 + RETRY_SECONDS + HASTE), 0)
         self.use_again(1005)
-        self.assertEqual(self.least(1005.1 + RETRY + HASTE), 1)
+        self.assertEqual(self.least(1005.1 + RETRY_SECONDS + HASTE), 1)
 
     def test_something_else_is_logged(self):
         self.log.warning('something else')

@@ -22,18 +22,23 @@ class TestSpool(TestCase):
 
     def check(self, digest=True) -> None:
         """Compare all that is in it with the records: in lists, and one by one."""
-        found = [(row.oid, record) for batch in self.spool.batches(1) for row, record in batch]
-        self.assertEqual(found, sorted(self.records.items()))
+        for limit, size in (1, 1), (1 << 20, 4):
+            batches = list(self.spool.batches(limit))
+            self.assertEqual({len(batch) for batch in batches}, {size})
+            found = [(row.oid, row.held) for batch in batches for row in batch]
+            self.assertEqual(found, sorted(self.records.items()))
+        self.assertEqual([row.oid for row in self.spool.rows()], sorted(self.records))
         for oid, record in self.records.items():
             row = self.spool.get(oid)
             self.assertEqual((row.held, row.size, row.refs), (record, len(record), references(record)))
             self.assertEqual(row.md5, hashlib.md5(record).hexdigest() if digest else None)
-        self.assertEqual(self.spool.size, sum(spool.ROW + len(record) for record in self.records.values()))
+        self.assertEqual(self.spool.size, sum(spool.ROW_BYTES + len(record) for record in self.records.values()))
 
     def test_wherever_it_is(self):
         for in_memory in (1 << 20, len(self.records[7]), 0):
             for digest in (True, False):
-                with self.subTest(in_memory=in_memory, digest=digest), patch.object(spool, 'IN_MEMORY', in_memory):
+                with self.subTest(in_memory=in_memory, digest=digest), \
+                        patch.object(spool, 'IN_MEMORY_BYTES', in_memory):
                     self.spool = self.opened(digest)
                     for oid, record in self.records.items():
                         self.spool.put(oid, 5, record)
@@ -47,7 +52,7 @@ class TestSpool(TestCase):
             self.spool.put(oid, 5, record)
         room = sum(map(len, self.records.values()))
         for in_memory, letter in (0, 'a'), (room, 'b'), (room, 'c'), (0, 'd'), (room, 'e'):
-            with patch.object(spool, 'IN_MEMORY', in_memory):
+            with patch.object(spool, 'IN_MEMORY_BYTES', in_memory):
                 for oid in self.records:
                     self.records[oid] = state(letter * oid)
                     self.spool.put(oid, 6, self.records[oid])
@@ -58,6 +63,6 @@ class TestSpool(TestCase):
     def test_a_deletion(self):
         self.spool.put(7, 5, self.records[7])
         self.spool.put(7, 5, None)
-        [[(row, record)]] = self.spool.batches(100)
-        self.assertEqual((row.oid, row.base, row.size, row.md5, row.refs, record), (7, 5, None, None, b'', None))
-        self.assertEqual(self.spool.size, spool.ROW)
+        [[row]] = self.spool.batches(100)
+        self.assertEqual((row.oid, row.base, row.size, row.md5, row.refs, row.held), (7, 5, None, None, b'', None))
+        self.assertEqual(self.spool.size, spool.ROW_BYTES)

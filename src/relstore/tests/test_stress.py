@@ -14,7 +14,6 @@ from ZODB import DB
 from ZODB.POSException import ConflictError, ReadConflictError
 
 from relstore.tests.support.backends import (
-    THOROUGH,
     MySQLdbHistoryPreserving,
     PostgreSQLBackend,
     Psycopg2HistoryFree,
@@ -23,6 +22,7 @@ from relstore.tests.support.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
+from relstore.tests.support.left import THOROUGH
 from relstore.tests.support.places import Place, place_of
 
 PROCESSES, OBJECTS = 16, 50

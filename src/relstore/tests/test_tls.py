@@ -148,9 +148,9 @@ class Tls:
         if driver == 'mysqlclient' and importlib.util.find_spec('MySQLdb') is None:
             cannot_run(self, 'mysqlclient is not installed')
         arguments = (server or self.server).tcp_arguments('site') | {'host': host} | options
-        adapter = relstore.MySQL(**arguments, driver=driver)
-        relstore.RelStore(adapter).close()
-        session = adapter.connect()
+        storage = relstore.RelStore(relstore.MySQL(**arguments, driver=driver))
+        storage.close()
+        session = storage.database.adapter.connect()
         try:
             [[_, cipher]] = session.all("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
             return cipher

@@ -24,7 +24,6 @@ from ZODB.tests.testMVCCMappingStorage import MVCCTests
 from relstore.tests.support.backends import (
     HISTORY_PRESERVING,
     PGBOUNCER,
-    THOROUGH,
     Psycopg2HistoryFree,
     Psycopg2HistoryPreserving,
     ServerBackend,
@@ -145,8 +144,8 @@ class Recovery(Suite, RecoveryStorage.RecoveryStorage):
 
 CASES = [*cases(globals(), Storage, Recovery), *cases(globals(), Undo, backends=HISTORY_PRESERVING),
          *cases(globals(), Pooled, backends=PGBOUNCER[::3]),
-         *cases(globals(), Shared, backends=(SQLiteHistoryFree, Psycopg2HistoryPreserving)),
-         *cases(globals(), Shared, backends=(Psycopg2HistoryFree,) if THOROUGH else ()),
+         *cases(globals(), Shared, backends=(SQLiteHistoryFree, Psycopg2HistoryPreserving),
+                thorough=(Psycopg2HistoryFree,)),
          *cases(globals(), Running, backends=RUNNING),
          *cases(globals(), Packing, Recovery, backends=RUNNING_AND_PACKING),
          *cases(globals(), Undo, backends=RUNNING_AND_PACKING[:1])]

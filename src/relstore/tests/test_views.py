@@ -18,7 +18,6 @@ from ZODB.utils import u64
 from relstore.adapters.base import MAX_TID, Adapter
 from relstore.sessions.session import Session
 from relstore.tests.support.backends import (
-    THOROUGH,
     MySQLdbHistoryFree,
     MySQLdbHistoryPreserving,
     MySQLdbOnMySQLHistoryFree,
@@ -182,8 +181,8 @@ class Committed(TestCase):
 
 
 MARIADB = MySQLdbHistoryPreserving, MySQLdbHistoryFree
-MYSQL = (MySQLdbOnMySQLHistoryPreserving, MySQLdbOnMySQLHistoryFree) if THOROUGH else ()
+MYSQL = MySQLdbOnMySQLHistoryPreserving, MySQLdbOnMySQLHistoryFree
 cases(globals(), Views, backends=(Psycopg2HistoryPreserving, Psycopg2HistoryFree))
-cases(globals(), CrowdedViews, backends=MARIADB + MYSQL)
+cases(globals(), CrowdedViews, backends=MARIADB, thorough=MYSQL)
 cases(globals(), Committed, backends=MARIADB)
 del Views, CrowdedViews, Committed

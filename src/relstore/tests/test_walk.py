@@ -20,8 +20,8 @@ from ZODB.utils import p64, u64, z64
 import relstore
 from relstore import halves, iterate, walk
 from relstore.errors import Unavailable
+from relstore.pages import Pages
 from relstore.tests.support.backends import (
-    BY_EVERY_DRIVER,
     MYSQL,
     MySQLBackend,
     MySQLdbHistoryFree,
@@ -73,7 +73,7 @@ class Suite(Commands):
 
     def opening(self, storage=None):
         """Return a list that gets the sessions which a storage opens from now on."""
-        adapter, sessions = (storage or self.storage)._adapter, []
+        adapter, sessions = (storage or self.storage).database.adapter, []
         connect = adapter.connect
 
         def connect_and_tell():
@@ -274,7 +274,7 @@ class Records(Suite):
 
     def test_nobody_goes_on(self):
         sessions = self.opening()
-        with mock.patch.object(walk, 'IDLE', 0.2):
+        with mock.patch.object(walk, 'IDLE_SECONDS', 0.2):
             *_, following = self.storage.record_iternext()
             self.until(lambda: sessions[-1].broken)
         with self.assertRaisesRegex(Unavailable, 'Begin again'):
@@ -295,13 +295,13 @@ class Records(Suite):
             self.storage._walks.drop_idle()
 
         with mock.patch.object(walk, 'time', mock.Mock(monotonic=lambda: now[0])):
-            for begin, idle in (None, walk.IDLE), (p64(1), walk.SEEK_IDLE):
+            for begin, idle in (None, walk.IDLE_SECONDS), (p64(1), walk.SEEK_IDLE_SECONDS):
                 *_, following = self.storage.record_iternext(begin)
                 passes(.9 * idle)
                 for _ in range(3):
                     *_, following = self.storage.record_iternext(following)
-                    passes(.9 * walk.IDLE)
-                passes(.2 * walk.IDLE)
+                    passes(.9 * walk.IDLE_SECONDS)
+                passes(.2 * walk.IDLE_SECONDS)
                 with self.assertRaisesRegex(Unavailable, 'Begin again'):
                     self.storage.record_iternext(following)
 
@@ -309,7 +309,7 @@ class Records(Suite):
         """For each that is kept, where another is kept for longer, too, or he looked too early; then nobody does."""
         sessions, walks = self.opening(), self.storage._walks
         *_, following = self.storage.record_iternext()
-        with mock.patch.object(walk, 'SEEK_IDLE', 0.2):
+        with mock.patch.object(walk, 'SEEK_IDLE_SECONDS', 0.2):
             for too_early in False, True:
                 self.storage.record_iternext(p64(1))
                 if too_early:
@@ -323,7 +323,7 @@ class Records(Suite):
     def test_an_oid_is_looked_for(self):
         """That is kept for a short time, and ends no walk of others."""
         sessions = self.opening()
-        with mock.patch.object(walk, 'SEEK_IDLE', 0.2):
+        with mock.patch.object(walk, 'SEEK_IDLE_SECONDS', 0.2):
             *_, gone = self.storage.record_iternext(p64(1))
             self.until(lambda: sessions[-1].broken)
             with self.assertRaisesRegex(Unavailable, 'Begin again'):
@@ -345,23 +345,23 @@ class Records(Suite):
         self.assertEqual(u64(self.storage.record_iternext()[-1][:8]), 1)
 
     def test_a_long_page_holds_up_no_other_walk(self):
-        adapter, reading, go_on = self.storage._adapter, threading.Event(), threading.Event()
-        current_records = adapter.current_records
+        reading, go_on = threading.Event(), threading.Event()
+        current = Pages.current
 
         def read_long(*arguments):
             reading.set()
             go_on.wait(120)
-            return current_records(*arguments)
+            return current(*arguments)
 
         *_, long = self.storage.record_iternext()
         thread = threading.Thread(target=self.storage.record_iternext, args=(long,))
         idle = threading.Thread(target=self.storage._walks.drop_idle)
-        with mock.patch.object(adapter, 'current_records', read_long):
+        with mock.patch.object(Pages, 'current', read_long):
             thread.start()
             self.assertTrue(reading.wait(60))
         self.addCleanup(thread.join)
         self.addCleanup(go_on.set)
-        self.storage._walks._kept[long[8:]][0].used -= 2 * walk.IDLE
+        self.storage._walks._kept[long[8:]][0].used -= 2 * walk.IDLE_SECONDS
         idle.start()
         self.addCleanup(idle.join)
         self.addCleanup(go_on.set)
@@ -386,7 +386,7 @@ class Records(Suite):
         self.assertEnded(sessions)
 
 
-cases(globals(), Iteration, Records, backends=BY_EVERY_DRIVER)
+cases(globals(), Iteration, Records)
 del Iteration, Records
 
 
@@ -403,7 +403,7 @@ class Halves(Suite):
 
     def nobody_comes(self):
         """For as long as halves are kept."""
-        with mock.patch.object(halves, 'HALF_IDLE', 0):
+        with mock.patch.object(halves, 'HALF_IDLE_SECONDS', 0):
             self.storage._walks.drop_idle()
 
     def assertGone(self, *tids):
@@ -618,13 +618,12 @@ class Slow(Suite):
     """The one who is told takes longer than the server's settings let a session be idle."""
 
     def test_it_goes_on(self):
-        adapter = self.impatient_adapter()
-        storage = relstore.RelStore(adapter, keep_history=self.keep_history)
+        storage = relstore.RelStore(self.impatient_address(), keep_history=self.keep_history)
         self.addCleanup(storage.close)
         transactions = storage.iterator()
         first = next(transactions)
         *_, following = storage.record_iternext()
-        with closing(adapter.connect()) as other:
+        with closing(storage.database.adapter.connect()) as other:
             other.run('BEGIN')
             other.all('SELECT 1')
             with self.assertRaises(StorageError):
@@ -638,14 +637,14 @@ class Slow(Suite):
 
 class SlowPostgreSQL(Slow):
 
-    def impatient_adapter(self):
+    def impatient_address(self):
         options = '-c idle_in_transaction_session_timeout=1000'
         return relstore.PostgreSQL(f"{self.dsn()} options='{options}'", driver=self.driver)
 
 
 class SlowMySQL(Slow):
 
-    def impatient_adapter(self):
+    def impatient_address(self):
         watch = self.enter(closing(self.new_watch()))
         names = ['wait_timeout']
         if 'MariaDB' in watch.one('SELECT version()'):
@@ -654,7 +653,7 @@ class SlowMySQL(Slow):
             before = watch.one(f'SELECT @@global.{name}')
             self.addCleanup(watch.rows, f'SET GLOBAL {name} = {before}')
             watch.rows(f'SET GLOBAL {name} = 1')
-        return self.adapter()
+        return self.address()
 
 
 cases(globals(), SlowPostgreSQL, backends=(Psycopg2HistoryFree, Psycopg3HistoryPreserving))

@@ -88,7 +88,7 @@ class Wrapper(Suite):
 
     def fresh(self, db=None, **arguments):
         """Open a connection that has loaded nothing, over a cache that holds nothing."""
-        (db or self.db).storage.base._cache.clear()
+        (db or self.db).storage.base.database.cache.clear()
         connection = (db or self.db).open(transaction.TransactionManager(), **arguments)
         self.addCleanup(connection.close)
         connection.cacheMinimize()
@@ -136,17 +136,17 @@ class Wrapper(Suite):
 
     def test_cache_holds_what_the_database_does(self):
         self.fresh().root()['text']['a']
-        cached = {p64(oid): record for oid, _, record in self.storage.base._cache.current()[1]}
+        cached = {p64(oid): record for oid, _, record in self.storage.base.database.cache.current()[1]}
         for oid in self.oids:
             self.assertTrue(cached[oid].startswith(self.mark))
         self.change()
-        cached = {p64(oid): record for oid, _, record in self.storage.base._cache.current()[1]}
+        cached = {p64(oid): record for oid, _, record in self.storage.base.database.cache.current()[1]}
         self.assertTrue(cached[self.oids[1]].startswith(self.mark))
 
     def test_prefetch(self):
         connection = self.fresh()
         connection.prefetch(self.oids)
-        with mock.patch.object(View, '_load', side_effect=AssertionError):
+        with mock.patch.object(View, '_read', side_effect=AssertionError):
             self.assertEqual(connection.root()['text']['a'], LONG)
 
     def test_savepoints(self):
@@ -312,7 +312,7 @@ class Configured(SQLiteHistoryPreserving, unittest.TestCase):
               <zlibstorage>
                 <relstore>
                   <sqlite3>
-                    data-dir {self.adapter().path.parent}
+                    data-dir {self.address().path.parent}
                   </sqlite3>
                 </relstore>
               </zlibstorage>
@@ -336,8 +336,8 @@ class Shared(unittest.TestCase):
         self.addCleanup(server.stop)
         server.start()
         storages = [HexStorage(self.open_storage(cache_servers=server.where)) for _ in range(2)]
-        put = storages[0].base._database.tier._client.set_many
-        with (mock.patch.object(storages[0].base._database.tier._client, 'set_many', wraps=put) as sent,
+        put = storages[0].base.database.tier._client.set_many
+        with (mock.patch.object(storages[0].base.database.tier._client, 'set_many', wraps=put) as sent,
               closing(ZODB.DB(storages[0])) as db, db.transaction() as connection):
             connection.root()['text'] = PersistentMapping(a=LONG)
         values = [value for call in sent.call_args_list for value in call.args[0].values()]

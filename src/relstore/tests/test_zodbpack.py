@@ -146,7 +146,7 @@ class Packs(Zodbpack):
     def test_who_is_packing(self):
         self.fill()
         with closing(self.open_storage()) as storage, closing(storage.database.adapter.connect()) as session:
-            self.assertIsNone(storage.database.adapter.lock_pack(session))
+            self.assertIsNone(storage.database.adapter.pack_lock.take(session))
             self.assertRegex(self.refused(self.config()), r'is being packed by .+\.$')
 
     def test_beside_relstorage(self):
@@ -194,11 +194,12 @@ class Packs(Zodbpack):
             with storage.database.pool.session() as session:
                 for table in ['current_object', 'object_state'] if self.keep_history else ['object_state']:
                     session.run(f'DELETE FROM {table} WHERE zoid = {missing}')
-            with db.transaction() as connection:
-                far = PersistentMapping()
-                far._p_jar, far._p_oid = connection, p64(1 << 40)
-                referrer = u64(connection.root()['list'][5]._p_oid)
-                connection.root()['list'][5]['far'] = far
+        # Connections of before may not link what is not there.
+        with closing(DB(self.open_storage())) as db, db.transaction() as connection:
+            far = PersistentMapping()
+            far._p_jar, far._p_oid = connection, p64(1 << 40)
+            referrer = u64(connection.root()['list'][5]._p_oid)
+            connection.root()['list'][5]['far'] = far
         for more in (), ('pack-gc false',):
             status, out, err = self.told('--check-refs-only', self.config(*more))
             self.assertEqual((status, err), (1, ''))
@@ -218,7 +219,7 @@ del Packs
 class Reports(SQLiteHistoryPreserving, Zodbpack):
 
     def execute(self, sql, *parameters):
-        with closing(sqlite3.connect(self.adapter().path)) as connection, connection:
+        with closing(sqlite3.connect(self.address().path)) as connection, connection:
             return connection.execute(sql, parameters).fetchall()
 
     def test_records_that_cannot_be_read(self):
@@ -320,8 +321,8 @@ class Refusals(SQLiteHistoryPreserving, Zodbpack):
 
     def test_a_database_that_is_not_there_is_not_made(self):
         config = self.config()
-        self.assertEqual(self.refused(config), f'{self.adapter()} is not there.')
-        self.assertFalse(self.adapter().data_dir.exists())
+        self.assertEqual(self.refused(config), f'{self.address()} is not there.')
+        self.assertFalse(self.address().data_dir.exists())
 
     def test_no_server(self):
         config = self.write('c.conf', '%import relstore', '<relstore>', '<postgresql>',
@@ -352,7 +353,7 @@ class Refusals(SQLiteHistoryPreserving, Zodbpack):
     def test_a_lock_file_that_cannot_be_written(self):
         """As on a full disk: here a device stands for it."""
         self.fill()
-        path = self.adapter().data_dir / 'pack.lock'
+        path = self.address().data_dir / 'pack.lock'
         path.symlink_to('/dev/full')
         self.assertRegex(self.refused(self.config()), rf'^{path} cannot be written: ')
         with closing(self.open_storage()) as storage, self.assertRaisesRegex(StorageError, 'cannot be written'):
@@ -388,7 +389,7 @@ class Files(SQLiteHistoryPreserving, Zodbpack):
             '  path $INSTANCE/Data.fs', '</filestorage>', '</ZODB_DB>', '<http-server>', '  address 8080',
             '</http-server>')
         out = self.works('--days', '0', zope)
-        self.assertIn(f'main: {self.adapter()}\n', out)
+        self.assertIn(f'main: {self.address()}\n', out)
         self.assertRegex(out, r'second: FileStorage\n  Packed. On disk: ')
         self.assertEqual(self.there(stay + go), stay)
         self.write('zope.conf', '<zodb_db main>', '  mount-point /', '  no-such-key 1', self.section(), '</zodb_db>')
@@ -505,7 +506,7 @@ class Wrapped(SQLiteHistoryPreserving, Zodbpack):
                 stay, go = oids(connection.root()['kept']), oids(connection.root().pop('gone'))
             with closing(wrap(self.open_storage())) as storage:
                 storage.copyTransactionsFrom(db.storage)
-        with closing(sqlite3.connect(self.adapter().path)) as connection, connection:
+        with closing(sqlite3.connect(self.address().path)) as connection, connection:
             [[count]] = connection.execute("SELECT count(*) FROM object_state WHERE substr(state, 1, 1) = x'2e'")
             self.assertGreater(count, 10)
             connection.execute('UPDATE object_state SET refs = NULL')

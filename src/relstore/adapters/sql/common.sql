@@ -1,408 +1,438 @@
--- Every statement, in SQL that most databases understand. An overlay replaces what one of them says otherwise.
---   [hp] history-preserving, [hf] history-free; ? is a parameter; {oids} is a list of oids given as one parameter,
---   {revisions} one of pairs (oid, tid).
+-- Every statement, in SQL that most databases understand, with macros for what some say otherwise. An overlay replaces
+-- macros, and whole statements where that is not enough. What has no common form, because it is given columns in one
+-- database and rows in another, is in the overlays alone.
+--   [hp] history-preserving, [hf] history-free; $name is a parameter. s is always a revision, o an oid of a list.
+
+-- Macros -------------------------------------------------------------------------------------------------------
+
+-- {oids}: a list of oids, given as one parameter; {revisions}: one of pairs (oid, tid). Each database has its own.
+
+-- Which table tells what is current, and which the newest transaction?
+-- macro: current [hp]
+{current_object}
+
+-- macro: current [hf]
+{object_state}
+
+-- macro: last [hp]
+{transaction}
+
+-- macro: last [hf]
+{object_state}
+
+-- Of the tables; a part of the epoch: see migrations.py.
+-- macro: version
+coalesce((SELECT v.value FROM {relstore_meta} v WHERE v.name = 'schema'), '')
+
+-- macro: limit
+LIMIT $limit
+
+-- A join with ON, in this order whatever the statistics say.
+-- macro: then
+CROSS JOIN
+
+-- A row, unless there is one with its key.
+-- macro: insert_new
+INSERT
+
+-- macro: or_leave
+ON CONFLICT DO NOTHING
+
+-- Where there is one revision of each object, its oid says which.
+-- macro: after [hp]
+(s.zoid, s.tid) > ($oid, $tid)
+
+-- macro: after [hf]
+s.zoid > $oid
+
+-- macro: by_revision [hp]
+s.zoid, s.tid
+
+-- macro: by_revision [hf]
+s.zoid
+
+-- References that came with the state. Of rows that another program has written they are not known: NULL.
+-- macro: known [hp]
+s.refs
+
+-- macro: known [hf]
+CASE WHEN s.refs_tid = s.tid THEN s.refs END
+
+-- Those that were found out later.
+-- macro: found
+LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
+
+-- macro: unknown [hp]
+s.refs IS NULL AND r.refs IS NULL
+
+-- macro: unknown [hf]
+(s.refs IS NULL OR s.refs_tid <> s.tid) AND r.refs IS NULL
+
+-- macro: if_small
+CASE WHEN s.state_size <= {small_state} THEN s.state END
+
+-- What a pack wants of a revision: the references, or the state, where they are not known and it is not large; and
+-- whether it is a deletion.
+-- macro: revision
+s.zoid, s.tid, coalesce({known}, r.refs),
+       CASE WHEN {unknown} AND s.state_size <= {small_state} THEN s.state END, s.state IS NULL
+
+-- The row of an object in a list, the state that is current, and the one that is named in a row.
+-- macro: garbage_of_o
+{then} {relstore_garbage} g ON g.pack_id = $pack_id AND g.zoid = o.zoid
+
+-- macro: state_of_o [hp]
+{then} {current_object} c ON c.zoid = o.zoid
+     {then} {object_state} s ON s.zoid = c.zoid AND s.tid = c.tid
+
+-- macro: state_of_o [hf]
+{then} {object_state} s ON s.zoid = o.zoid
+
+-- macro: state_of_g
+{then} {object_state} s ON s.zoid = g.zoid AND s.tid = g.tid
 
 -- Reading ------------------------------------------------------------------------------------------------------
 
 -- Of rows that another program has written the references are not known: NULL.
--- name: load_at [hp]
-SELECT state, tid, refs FROM {object_state} WHERE zoid = ? AND tid <= ? ORDER BY tid DESC LIMIT 1
+-- name: load_at (oid, at) [hp]
+SELECT state, tid, refs FROM {object_state} WHERE zoid = $oid AND tid <= $at ORDER BY tid DESC LIMIT 1
 
--- name: load_at [hf]
-SELECT state, tid, CASE WHEN refs_tid = tid THEN refs END FROM {object_state} WHERE zoid = ? AND tid <= ?
+-- name: load_at (oid, at) [hf]
+SELECT state, tid, CASE WHEN refs_tid = tid THEN refs END FROM {object_state} WHERE zoid = $oid AND tid <= $at
 
--- name: load_now [hp]
-SELECT state, tid FROM {object_state} WHERE zoid = ? ORDER BY tid DESC LIMIT 1
+-- name: load_now (oid) [hp]
+SELECT state, tid FROM {object_state} WHERE zoid = $oid ORDER BY tid DESC LIMIT 1
 
--- name: load_now [hf]
-SELECT state, tid FROM {object_state} WHERE zoid = ?
+-- name: load_now (oid) [hf]
+SELECT state, tid FROM {object_state} WHERE zoid = $oid
 
--- name: load_serial
-SELECT state FROM {object_state} WHERE zoid = ? AND tid = ?
+-- name: load_serial (oid, tid)
+SELECT state FROM {object_state} WHERE zoid = $oid AND tid = $tid
 
 -- The revision before a tid, and the tid of the one after it.
--- name: load_before
-SELECT s.state, s.tid, (SELECT min(n.tid) FROM {object_state} n WHERE n.zoid = ? AND n.tid >= ?)
-FROM {object_state} s WHERE s.zoid = ? AND s.tid < ? ORDER BY s.tid DESC LIMIT 1
+-- name: load_before (oid, tid)
+SELECT s.state, s.tid, (SELECT min(n.tid) FROM {object_state} n WHERE n.zoid = $oid AND n.tid >= $tid)
+FROM {object_state} s WHERE s.zoid = $oid AND s.tid < $tid ORDER BY s.tid DESC LIMIT 1
 
--- name: load_many [hp]
+-- name: load_many (oids, at, largest, first) [hp]
 SELECT s.zoid, s.state, s.tid, s.refs FROM {oids} o JOIN {object_state} s ON s.zoid = o.zoid
-WHERE s.tid = (SELECT max(m.tid) FROM {object_state} m WHERE m.zoid = o.zoid AND m.tid <= ?)
-      AND (s.state_size <= ? OR s.zoid = ?)
+WHERE s.tid = (SELECT max(m.tid) FROM {object_state} m WHERE m.zoid = o.zoid AND m.tid <= $at)
+      AND (s.state_size <= $largest OR s.zoid = $first)
 
--- name: load_many [hf]
-SELECT s.zoid, s.state, s.tid, CASE WHEN s.refs_tid = s.tid THEN s.refs END FROM {oids} o JOIN {object_state} s ON s.zoid = o.zoid
-WHERE s.tid <= ? AND (s.state_size <= ? OR s.zoid = ?)
+-- name: load_many (oids, at, largest, first) [hf]
+SELECT s.zoid, s.state, s.tid, {known} FROM {oids} o {then} {object_state} s ON s.zoid = o.zoid
+WHERE s.tid <= $at AND (s.state_size <= $largest OR s.zoid = $first)
 
--- name: current_tid [hp]
-SELECT tid FROM {current_object} WHERE zoid = ?
+-- name: current_tid (oid)
+SELECT tid FROM {current} WHERE zoid = $oid
 
--- name: current_tid [hf]
-SELECT tid FROM {object_state} WHERE zoid = ?
-
--- name: last_tid [hp]
-SELECT coalesce(max(tid), 0) FROM {transaction}
-
--- name: last_tid [hf]
-SELECT coalesce(max(tid), 0) FROM {object_state}
+-- name: last_tid
+SELECT coalesce(max(tid), 0) FROM {last}
 
 -- name: epoch
 {epoch}
 
--- name: new_epoch
-INSERT INTO {relstore_epoch} (one, value) VALUES (1, ?) ON CONFLICT (one) DO NOTHING
+-- name: new_epoch (value)
+{insert_new} INTO {relstore_epoch} (one, value) VALUES (1, $value) {or_leave}
 
--- name: renew_epoch
-UPDATE {relstore_epoch} SET value = ? WHERE value = ?
+-- name: renew_epoch (value, old)
+UPDATE {relstore_epoch} SET value = $value WHERE value = $old
 
 -- Whether a database still stands on what was known of it: see proof.py.
 
 -- The newest transaction up to a tid that has left anything.
--- name: stands [hp]
-SELECT coalesce(max(tid), 0) FROM {transaction} WHERE tid <= ?
+-- name: stands (tid)
+SELECT coalesce(max(tid), 0) FROM {last} WHERE tid <= $tid
 
--- name: stands [hf]
-SELECT coalesce(max(tid), 0) FROM {object_state} WHERE tid <= ?
+-- name: current_tids (oids)
+SELECT o.zoid, c.tid FROM {oids} o LEFT JOIN {current} c ON c.zoid = o.zoid
 
--- name: current_tids [hp]
-SELECT o.zoid, c.tid FROM {oids} o LEFT JOIN {current_object} c ON c.zoid = o.zoid
-
--- name: current_tids [hf]
-SELECT o.zoid, c.tid FROM {oids} o LEFT JOIN {object_state} c ON c.zoid = o.zoid
-
--- name: newest
-SELECT zoid, tid FROM {object_state} ORDER BY tid DESC LIMIT ?
+-- name: newest (limit)
+SELECT zoid, tid FROM {object_state} ORDER BY tid DESC {limit}
 
 -- name: packed_to
 SELECT packed_to FROM {relstore_sweep}
 
 -- History ------------------------------------------------------------------------------------------------------
 
--- name: history [hp]
+-- name: history (oid, limit) [hp]
 SELECT s.tid, s.state_size, t.username, t.description, t.extension
 FROM {object_state} s JOIN {transaction} t ON t.tid = s.tid
-WHERE s.zoid = ? ORDER BY s.tid DESC LIMIT ?
+WHERE s.zoid = $oid ORDER BY s.tid DESC {limit}
 
--- name: history [hf]
-SELECT tid, state_size, NULL, NULL, NULL FROM {object_state} WHERE zoid = ? LIMIT ?
+-- name: history (oid, limit) [hf]
+SELECT tid, state_size, NULL, NULL, NULL FROM {object_state} WHERE zoid = $oid {limit}
 
--- name: author [hp]
-SELECT substr(username, 1, 1000), substr(description, 1, 1000) FROM {transaction} WHERE tid = ?
+-- name: author (tid) [hp]
+SELECT substr(username, 1, 1000), substr(description, 1, 1000) FROM {transaction} WHERE tid = $tid
 
 -- A page of what can be undone, older than a tid.
--- name: undo_log [hp]
+-- name: undo_log (before, limit) [hp]
 SELECT tid, username, description, extension FROM {transaction}
-WHERE tid < ? AND tid > (SELECT packed_to FROM {relstore_sweep}) AND packed = {no} ORDER BY tid DESC LIMIT ?
+WHERE tid < $before AND tid > (SELECT packed_to FROM {relstore_sweep}) AND packed = {no} ORDER BY tid DESC {limit}
 
--- name: transaction_is_undoable [hp]
-SELECT 1 FROM {transaction} WHERE tid = ? AND tid > (SELECT packed_to FROM {relstore_sweep}) AND packed = {no}
+-- name: transaction_is_undoable (tid) [hp]
+SELECT 1 FROM {transaction} WHERE tid = $tid AND tid > (SELECT packed_to FROM {relstore_sweep}) AND packed = {no}
 
 -- What a transaction changed: the md5 it wrote, what is current, and the revision before it.
--- name: undo [hp]
+-- name: undo (tid) [hp]
 SELECT u.zoid, u.md5, c.tid, s.md5, u.prev_tid,
        (SELECT max(p.tid) FROM {object_state} p WHERE p.zoid = u.zoid AND p.tid < u.tid)
 FROM {object_state} u JOIN {current_object} c ON c.zoid = u.zoid
      JOIN {object_state} s ON s.zoid = c.zoid AND s.tid = c.tid
-WHERE u.tid = ? ORDER BY u.zoid
+WHERE u.tid = $tid ORDER BY u.zoid
 
 -- Blobs --------------------------------------------------------------------------------------------------------
+
+-- name: blob_size (oid, tid)
+SELECT sum(length(chunk)) FROM {blob_chunk} WHERE zoid = $oid AND tid = $tid
 
 -- name: has_blobs
 SELECT zoid FROM {blob_chunk} LIMIT 1
 
 -- Which of these have data?
--- name: with_blobs
-SELECT b.zoid FROM {oids} o CROSS JOIN {blob_chunk} b WHERE b.zoid = o.zoid LIMIT 1
+-- name: with_blobs (oids)
+SELECT b.zoid FROM {oids} o {then} {blob_chunk} b ON b.zoid = o.zoid LIMIT 1
 
 -- Iteration ----------------------------------------------------------------------------------------------------
 
--- name: transactions [hp]
+-- name: transactions (tid, stop, limit) [hp]
 SELECT tid, packed, username, description, extension FROM {transaction}
-WHERE tid >= ? AND tid <= ? AND tid > 0 ORDER BY tid LIMIT ?
+WHERE tid >= $tid AND tid <= $stop AND tid > 0 ORDER BY tid {limit}
 
--- name: transactions [hf]
-SELECT DISTINCT tid, {no}, NULL, NULL, NULL FROM {object_state} WHERE tid >= ? AND tid <= ? ORDER BY tid LIMIT ?
+-- name: transactions (tid, stop, limit) [hf]
+SELECT DISTINCT tid, {no}, NULL, NULL, NULL FROM {object_state} WHERE tid >= $tid AND tid <= $stop ORDER BY tid {limit}
 
--- name: records [hp]
-SELECT zoid, state, data_tid FROM {object_state} WHERE tid = ? AND zoid > ? ORDER BY zoid LIMIT ?
+-- name: records (tid, oid, limit) [hp]
+SELECT zoid, state, data_tid FROM {object_state} WHERE tid = $tid AND zoid > $oid ORDER BY zoid {limit}
 
--- name: records [hf]
-SELECT zoid, state, NULL FROM {object_state} WHERE tid = ? AND zoid > ? ORDER BY zoid LIMIT ?
+-- name: records (tid, oid, limit) [hf]
+SELECT zoid, state, NULL FROM {object_state} WHERE tid = $tid AND zoid > $oid ORDER BY zoid {limit}
 
 -- The bound is on both tables, because a merge would read the other one from its beginning.
--- name: current_records [hp]
+-- name: current_records (oid, limit) [hp]
 SELECT s.zoid, s.tid, s.state FROM {current_object} c JOIN {object_state} s ON s.zoid = c.zoid AND s.tid = c.tid
-WHERE c.zoid >= ? AND s.zoid >= ? AND s.state IS NOT NULL ORDER BY c.zoid LIMIT ?
+WHERE c.zoid >= $oid AND s.zoid >= $oid AND s.state IS NOT NULL ORDER BY c.zoid {limit}
 
--- name: current_records [hf]
-SELECT zoid, tid, state FROM {object_state} WHERE zoid >= ? AND zoid >= ? AND state IS NOT NULL ORDER BY zoid LIMIT ?
+-- name: current_records (oid, limit) [hf]
+SELECT zoid, tid, state FROM {object_state} WHERE zoid >= $oid AND state IS NOT NULL ORDER BY zoid {limit}
 
--- name: count_up_to [hp]
-SELECT count(*) FROM (SELECT 1 FROM {current_object} LIMIT ?) c
+-- name: count_up_to (limit) [hp]
+SELECT count(*) FROM (SELECT 1 FROM {current_object} {limit}) c
 
--- name: count_up_to [hf]
-SELECT count(*) FROM (SELECT 1 FROM {object_state} WHERE state IS NOT NULL LIMIT ?) c
+-- name: count_up_to (limit) [hf]
+SELECT count(*) FROM (SELECT 1 FROM {object_state} WHERE state IS NOT NULL {limit}) c
 
--- name: max_oid [hp]
-SELECT coalesce(max(zoid), 0) FROM {current_object}
-
--- name: max_oid [hf]
-SELECT coalesce(max(zoid), 0) FROM {object_state}
+-- name: max_oid
+SELECT coalesce(max(zoid), 0) FROM {current}
 
 -- Packing: see pack.py -----------------------------------------------------------------------------------------
 
--- A page of all revisions, by oid and tid after those given (where there is one of each object, by oid). The state, where
--- the references are not known and it is not large; and whether it is a deletion.
--- name: revisions [hp]
-SELECT s.zoid, s.tid, coalesce(s.refs, r.refs),
-       CASE WHEN s.refs IS NULL AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END, s.state IS NULL
-FROM {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
-WHERE (s.zoid, s.tid) > (?, ?) ORDER BY s.zoid, s.tid LIMIT ?
+-- A page of all revisions, by oid and tid after those given.
+-- name: revisions (oid, tid, limit) [hp]
+SELECT {revision}
+FROM {object_state} s {found} WHERE {after} ORDER BY {by_revision} {limit}
 
--- name: revisions [hf]
-SELECT s.zoid, s.tid, coalesce(CASE WHEN s.refs_tid = s.tid THEN s.refs END, r.refs),
-       CASE WHEN (s.refs IS NULL OR s.refs_tid <> s.tid) AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END,
-       s.state IS NULL
-FROM {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
-WHERE s.zoid > ? ORDER BY s.zoid LIMIT ?
+-- name: revisions (oid, limit) [hf]
+SELECT {revision}
+FROM {object_state} s {found} WHERE {after} ORDER BY {by_revision} {limit}
 
 -- The same without references, for a pack that collects no garbage.
--- name: revisions_only [hp]
-SELECT zoid, tid, NULL, NULL, state IS NULL FROM {object_state}
-WHERE (zoid, tid) > (?, ?) ORDER BY zoid, tid LIMIT ?
+-- name: revisions_only (oid, tid, limit) [hp]
+SELECT s.zoid, s.tid, NULL, NULL, s.state IS NULL FROM {object_state} s WHERE {after} ORDER BY {by_revision} {limit}
 
--- name: revisions_only [hf]
-SELECT zoid, tid, NULL, NULL, state IS NULL FROM {object_state} WHERE zoid > ? ORDER BY zoid LIMIT ?
+-- name: revisions_only (oid, limit) [hf]
+SELECT s.zoid, s.tid, NULL, NULL, s.state IS NULL FROM {object_state} s WHERE {after} ORDER BY {by_revision} {limit}
 
 -- A page of what was committed after a tid, by tid and oid after those given.
--- name: changes [hp]
-SELECT s.zoid, s.tid, coalesce(s.refs, r.refs),
-       CASE WHEN s.refs IS NULL AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END, s.state IS NULL
-FROM {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
-WHERE (s.tid, s.zoid) > (?, ?) ORDER BY s.tid, s.zoid LIMIT ?
+-- name: changes (tid, oid, limit)
+SELECT {revision}
+FROM {object_state} s {found}
+WHERE (s.tid, s.zoid) > ($tid, $oid) ORDER BY s.tid, s.zoid {limit}
 
--- name: changes [hf]
-SELECT s.zoid, s.tid, coalesce(CASE WHEN s.refs_tid = s.tid THEN s.refs END, r.refs),
-       CASE WHEN (s.refs IS NULL OR s.refs_tid <> s.tid) AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END,
-       s.state IS NULL
-FROM {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
-WHERE (s.tid, s.zoid) > (?, ?) ORDER BY s.tid, s.zoid LIMIT ?
-
--- The same of objects that are to go, as they were when they were marked. CROSS JOIN is in this order on SQLite.
--- name: garbage_revisions [hp]
-SELECT s.zoid, s.tid, coalesce(s.refs, r.refs),
-       CASE WHEN s.refs IS NULL AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END, s.state IS NULL
-FROM {oids} o CROSS JOIN {relstore_garbage} g CROSS JOIN {object_state} s
-     LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
-WHERE g.generation = ? AND g.zoid = o.zoid AND s.zoid = g.zoid AND s.tid = g.tid
-
--- name: garbage_revisions [hf]
-SELECT s.zoid, s.tid, coalesce(CASE WHEN s.refs_tid = s.tid THEN s.refs END, r.refs),
-       CASE WHEN (s.refs IS NULL OR s.refs_tid <> s.tid) AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END,
-       s.state IS NULL
-FROM {oids} o CROSS JOIN {relstore_garbage} g CROSS JOIN {object_state} s
-     LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
-WHERE g.generation = ? AND g.zoid = o.zoid AND s.zoid = g.zoid AND s.tid = g.tid
+-- The same of objects that are to go, as they were when they were marked.
+-- name: garbage_revisions (oids, pack_id)
+SELECT {revision}
+FROM {oids} o {garbage_of_o}
+     {state_of_g}
+     {found}
 
 -- The same of what is current.
--- name: current_revisions [hp]
-SELECT s.zoid, s.tid, coalesce(s.refs, r.refs),
-       CASE WHEN s.refs IS NULL AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END, s.state IS NULL
-FROM {oids} o CROSS JOIN {current_object} c CROSS JOIN {object_state} s
-     LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
-WHERE c.zoid = o.zoid AND s.zoid = c.zoid AND s.tid = c.tid
-
--- name: current_revisions [hf]
-SELECT s.zoid, s.tid, coalesce(CASE WHEN s.refs_tid = s.tid THEN s.refs END, r.refs),
-       CASE WHEN (s.refs IS NULL OR s.refs_tid <> s.tid) AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END,
-       s.state IS NULL
-FROM {oids} o CROSS JOIN {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
-WHERE s.zoid = o.zoid
-
--- name: save_references [hp]
-INSERT INTO {relstore_refs} (zoid, tid, refs) VALUES (?, ?, ?) ON CONFLICT (zoid, tid) DO NOTHING
-
--- name: save_references [hf]
-INSERT INTO {relstore_refs} (zoid, tid, refs) VALUES (?, ?, ?)
-ON CONFLICT (zoid) DO UPDATE SET tid = excluded.tid, refs = excluded.refs
+-- name: current_revisions (oids)
+SELECT {revision}
+FROM {oids} o {state_of_o}
+     {found}
 
 -- name: last_pack
-SELECT generation, pack_tid, marked_tid, gc, progress, token, objects FROM {relstore_pack}
-WHERE progress <> 'marking' ORDER BY generation DESC LIMIT 1
+SELECT pack_id, pack_tid, marked_tid, gc, progress, token, objects FROM {relstore_pack}
+WHERE progress <> 'marking' ORDER BY pack_id DESC LIMIT 1
 
 -- The last that has collected garbage: it says since when that is unreachable.
 -- name: last_marked
-SELECT generation FROM {relstore_pack} WHERE progress = 'swept' AND gc <> {no} ORDER BY generation DESC LIMIT 1
+SELECT pack_id FROM {relstore_pack} WHERE progress = 'swept' AND gc <> {no} ORDER BY pack_id DESC LIMIT 1
 
--- name: has_tid [hp]
-SELECT 1 FROM {transaction} WHERE tid = ?
+-- name: has_tid (tid) [hp]
+SELECT 1 FROM {transaction} WHERE tid = $tid
 
--- name: has_tid [hf]
-SELECT 1 FROM {object_state} WHERE tid = ? LIMIT 1
+-- name: has_tid (tid) [hf]
+SELECT 1 FROM {object_state} WHERE tid = $tid LIMIT 1
 
--- name: next_generation
-SELECT coalesce(max(generation), 0) + 1 FROM {relstore_pack}
+-- name: next_pack
+SELECT coalesce(max(pack_id), 0) + 1 FROM {relstore_pack}
 
--- name: new_pack
-INSERT INTO {relstore_pack} (generation, pack_tid, marked_tid, gc, progress, token, objects, number)
-VALUES (?, ?, ?, ?, 'marking', ?, 0, 0)
+-- name: new_pack (pack_id, pack_tid, marked_tid, gc, token)
+INSERT INTO {relstore_pack} (pack_id, pack_tid, marked_tid, gc, progress, token, objects, number)
+VALUES ($pack_id, $pack_tid, $marked_tid, $gc, 'marking', $token, 0, 0)
 
--- name: pack_prepared
-UPDATE {relstore_pack} SET progress = ?, objects = ? WHERE generation = ?
+-- name: pack_prepared (progress, objects, pack_id)
+UPDATE {relstore_pack} SET progress = $progress, objects = $objects WHERE pack_id = $pack_id
 
--- name: add_garbage
-INSERT INTO {relstore_garbage} (generation, zoid, tid, since, goes) VALUES (?, ?, ?, ?, ?)
-
--- name: garbage
-SELECT zoid, tid, since, goes FROM {relstore_garbage} WHERE generation = ? AND zoid > ? ORDER BY zoid LIMIT ?
+-- name: garbage (pack_id, oid, limit)
+SELECT zoid, tid, since, goes FROM {relstore_garbage} WHERE pack_id = $pack_id AND zoid > $oid ORDER BY zoid {limit}
 
 -- Up to where the next so many go.
--- name: garbage_end
-SELECT max(zoid) FROM (SELECT zoid FROM {relstore_garbage} WHERE generation = ? AND zoid > ? AND goes > 0
-                       ORDER BY zoid LIMIT ?) g
+-- name: garbage_end (pack_id, oid, limit)
+SELECT max(zoid) FROM (SELECT zoid FROM {relstore_garbage}
+                       WHERE pack_id = $pack_id AND zoid > $oid AND goes > {goes_later} ORDER BY zoid {limit}) g
 
 -- name: sweep_state
-SELECT number, CASE WHEN generation > 0 THEN generation ELSE 0 END FROM {relstore_sweep}
+SELECT number, sweeping FROM {relstore_sweep}
 
--- name: start_sweep
-UPDATE {relstore_sweep} SET generation = ?, packed_to = CASE WHEN packed_to < ? THEN ? ELSE packed_to END
+-- name: start_sweep (pack_id, pack_tid)
+UPDATE {relstore_sweep} SET sweeping = $pack_id,
+    packed_to = CASE WHEN packed_to < $pack_tid THEN $pack_tid ELSE packed_to END
 
--- name: has_list
-SELECT 1 FROM {relstore_pack} WHERE generation = ? AND token = ?
+-- name: has_list (pack_id, token)
+SELECT 1 FROM {relstore_pack} WHERE pack_id = $pack_id AND token = $token
 
--- name: pack_sweeping
-UPDATE {relstore_pack} SET progress = 'sweeping' WHERE generation = ?
+-- name: pack_sweeping (pack_id)
+UPDATE {relstore_pack} SET progress = 'sweeping' WHERE pack_id = $pack_id
 
 -- One that was interrupted, and whose list is gone: what it has removed is not known, so its number is that of no list.
 -- name: forget_sweep
-UPDATE {relstore_sweep} SET generation = 0, number = number + 1 WHERE generation > 0
+UPDATE {relstore_sweep} SET sweeping = 0, number = number + 1 WHERE sweeping > 0
 
--- What was deleted during the sweep the views know that have seen the newest transaction.
--- name: end_sweep [hp]
-UPDATE {relstore_sweep} SET generation = -(SELECT max(tid) FROM {transaction}), number = number + 1
-WHERE generation = ?
+-- name: end_sweep (pack_id)
+UPDATE {relstore_sweep} SET sweeping = 0, number = number + 1 WHERE sweeping = $pack_id
 
--- name: end_sweep [hf]
-UPDATE {relstore_sweep} SET generation = -(SELECT coalesce(max(tid), 0) FROM {object_state}), number = number + 1
-WHERE generation = ?
-
--- Let votes know that views of before may hold what is being deleted. During a sweep they look in any case.
+-- Let votes know that connections of before may hold what is being deleted.
 -- name: tell_deletion [hp]
-UPDATE {relstore_sweep} SET generation = -1 - (SELECT max(tid) FROM {transaction}) WHERE generation <= 0
+UPDATE {relstore_sweep} SET deleted = 1 + (SELECT max(tid) FROM {transaction})
 
 -- name: tell_deletion [hf]
-UPDATE {relstore_sweep} SET generation = -1 - (SELECT coalesce(max(tid), 0) FROM {object_state}) WHERE generation <= 0
+UPDATE {relstore_sweep} SET deleted = 1 + (SELECT coalesce(max(tid), 0) FROM {object_state})
 
 -- Of an earlier sweep nobody asks any more; nor of one whose row came with a list from a copy of the database.
 -- name: forget_numbers
 UPDATE {relstore_pack} SET number = 0 WHERE number > 0
 
--- name: pack_swept
+-- name: pack_swept (pack_id)
 UPDATE {relstore_pack} SET progress = 'swept', number = (SELECT number FROM {relstore_sweep}),
-    objects = (SELECT count(*) FROM {relstore_garbage} g WHERE g.generation = ? AND g.goes = 2) WHERE generation = ?
+    objects = (SELECT count(*) FROM {relstore_garbage} g WHERE g.pack_id = $pack_id AND g.goes = {goes_object})
+WHERE pack_id = $pack_id
 
--- Which of these are going, or have gone, in the sweep that is under way? And -1, if the list of its generation is not its
+-- Which of these are going, or have gone, in the sweep that is under way? And -1, if the list of its pack is not its
 -- own: one of a copy of the database may have taken its place.
--- name: going
-SELECT zoid FROM (SELECT g.zoid FROM {oids} o CROSS JOIN {relstore_garbage} g
-                  WHERE g.generation = ? AND g.zoid = o.zoid AND g.goes = 2 LIMIT 100) found
+-- name: going (oids, pack_id)
+SELECT zoid FROM (SELECT o.zoid FROM {oids} o {garbage_of_o} WHERE g.goes = {goes_object} LIMIT 100) found
 UNION ALL SELECT -1 FROM {relstore_sweep} WHERE NOT EXISTS (
     SELECT 1 FROM {relstore_pack} p CROSS JOIN {relstore_meta} m
-    WHERE p.generation = ? AND m.name = 'sweeping' AND m.value = p.token)
+    WHERE p.pack_id = $pack_id AND m.name = 'sweeping' AND m.value = p.token)
 
--- What of a list goes later, and which of these do; that some of these were linked or changed since; and all of which that
--- was written down.
--- name: marks [hf]
-SELECT zoid FROM {relstore_garbage} WHERE generation = ? AND goes = 0 ORDER BY zoid LIMIT ?
+-- What of a list goes later, and which of these do; that some of these were linked or changed since; and all of which
+-- that was written down.
+-- name: marks (pack_id, limit) [hf]
+SELECT zoid FROM {relstore_garbage} WHERE pack_id = $pack_id AND goes = {goes_later} ORDER BY zoid {limit}
 
--- name: marked [hf]
-SELECT g.zoid FROM {oids} o CROSS JOIN {relstore_garbage} g WHERE g.generation = ? AND g.zoid = o.zoid AND g.goes = 0
+-- name: marked (oids, pack_id) [hf]
+SELECT o.zoid FROM {oids} o {garbage_of_o} WHERE g.goes = {goes_later}
 
--- name: take_marks [hf]
-INSERT INTO {relstore_garbage} (generation, zoid, tid, since, goes)
-SELECT -p.generation, o.zoid, 0, 0, -1 FROM {oids} o CROSS JOIN {relstore_pack} p WHERE p.generation = ?
-ON CONFLICT (generation, zoid) DO NOTHING
+-- name: take_marks (oids, pack_id) [hf]
+{insert_new} INTO {relstore_garbage} (pack_id, zoid, tid, since, goes)
+SELECT -p.pack_id, o.zoid, 0, 0, {goes_spared} FROM {relstore_pack} p CROSS JOIN {oids} o WHERE p.pack_id = $pack_id
+{or_leave}
 
 -- name: taken_marks [hf]
-SELECT zoid FROM {relstore_garbage} WHERE generation < 0
+SELECT zoid FROM {relstore_garbage} WHERE pack_id < 0
 
 -- Which of these are not there, or deleted?
--- name: missing [hp]
+-- name: missing (oids) [hp]
 SELECT o.zoid FROM {oids} o LEFT JOIN {current_object} c ON c.zoid = o.zoid
     LEFT JOIN {object_state} s ON s.zoid = c.zoid AND s.tid = c.tid WHERE s.state IS NULL LIMIT 100
 
--- name: missing [hf]
+-- name: missing (oids) [hf]
 SELECT o.zoid FROM {oids} o LEFT JOIN {object_state} s ON s.zoid = o.zoid WHERE s.state IS NULL LIMIT 100
 
 -- What a sweep has removed, if that is still known.
--- name: swept
+-- name: swept (number, oid, limit)
 SELECT zoid FROM {relstore_garbage}
-WHERE generation = (SELECT max(p.generation) FROM {relstore_pack} p WHERE p.number = ?) AND zoid > ? AND goes = 2
-ORDER BY zoid LIMIT ?
+WHERE pack_id = (SELECT max(p.pack_id) FROM {relstore_pack} p WHERE p.number = $number) AND zoid > $oid
+    AND goes = {goes_object}
+ORDER BY zoid {limit}
 
--- name: swept_count
-SELECT objects FROM {relstore_pack} WHERE number = ?
+-- name: swept_count (number)
+SELECT objects FROM {relstore_pack} WHERE number = $number
 
 -- Up to where the next so many transactions are.
--- name: transactions_end [hp]
-SELECT max(tid) FROM (SELECT tid FROM {transaction} WHERE tid > ? AND tid <= ? ORDER BY tid LIMIT ?) t
+-- name: transactions_end (tid, stop, limit) [hp]
+SELECT max(tid) FROM (SELECT tid FROM {transaction} WHERE tid > $tid AND tid <= $stop ORDER BY tid {limit}) t
 
--- What would go of some objects, given with the tids up to which: how many states, their bytes, and of the newest the tid
--- and, if it is not large, the state.
--- name: garbage_sizes [hp]
-SELECT n.zoid, z.states, z.bytes, n.tid, CASE WHEN n.state_size <= 20000 THEN n.state END
-FROM (SELECT s.zoid, count(*) AS states, CAST(sum(s.state_size) AS {integer}) AS bytes, max(s.tid) AS tid
-      FROM {revisions} r CROSS JOIN {object_state} s WHERE s.zoid = r.zoid AND s.tid <= r.tid GROUP BY s.zoid) z
-     CROSS JOIN {object_state} n WHERE n.zoid = z.zoid AND n.tid = z.tid
+-- What would go of some objects, given with the tids up to which: how many states, their bytes, and of the newest the
+-- tid and, if it is not large, the state.
+-- name: garbage_sizes (revisions) [hp]
+SELECT s.zoid, g.states, g.bytes, s.tid, {if_small}
+FROM (SELECT n.zoid, count(*) AS states, CAST(sum(n.state_size) AS {integer}) AS bytes, max(n.tid) AS tid
+      FROM {revisions} g {then} {object_state} n ON n.zoid = g.zoid AND n.tid <= g.tid GROUP BY n.zoid) g
+     {state_of_g}
 
--- name: garbage_sizes [hf]
-SELECT n.zoid, 1, n.state_size, n.tid, CASE WHEN n.state_size <= 20000 THEN n.state END
-FROM {revisions} r CROSS JOIN {object_state} n WHERE n.zoid = r.zoid AND n.tid = r.tid
+-- name: garbage_sizes (revisions) [hf]
+SELECT s.zoid, 1, s.state_size, s.tid, {if_small} FROM {revisions} g {state_of_g}
 
 -- The last of the next so many objects.
--- name: objects_end [hp]
-SELECT max(zoid) FROM (SELECT zoid FROM {current_object} WHERE zoid > ? ORDER BY zoid LIMIT ?) c
+-- name: objects_end (oid, limit)
+SELECT max(zoid) FROM (SELECT zoid FROM {current} WHERE zoid > $oid ORDER BY zoid {limit}) c
 
--- name: objects_end [hf]
-SELECT max(zoid) FROM (SELECT zoid FROM {object_state} WHERE zoid > ? ORDER BY zoid LIMIT ?) c
+-- A page of the revisions whose references are not known, of objects up to one, after those given.
+-- name: unknown_references (oid, tid, upto_oid, limit) [hp]
+SELECT s.zoid, s.tid, {if_small}
+FROM {object_state} s {found}
+WHERE {after} AND s.zoid <= $upto_oid AND s.state IS NOT NULL AND {unknown} ORDER BY {by_revision} {limit}
 
--- A page of the revisions whose references are not known, of objects up to one, after those given (where there is one of
--- each object, by oid).
--- name: unknown_references [hp]
-SELECT s.zoid, s.tid, CASE WHEN s.state_size <= 20000 THEN s.state END
-FROM {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
-WHERE (s.zoid, s.tid) > (?, ?) AND s.zoid <= ? AND s.state IS NOT NULL AND s.refs IS NULL AND r.refs IS NULL
-ORDER BY s.zoid, s.tid LIMIT ?
-
--- name: unknown_references [hf]
-SELECT s.zoid, s.tid, CASE WHEN s.state_size <= 20000 THEN s.state END
-FROM {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
-WHERE s.zoid > ? AND s.zoid <= ? AND s.state IS NOT NULL
-      AND (s.refs IS NULL OR s.refs_tid <> s.tid) AND r.refs IS NULL ORDER BY s.zoid LIMIT ?
+-- name: unknown_references (oid, upto_oid, limit) [hf]
+SELECT s.zoid, s.tid, {if_small}
+FROM {object_state} s {found}
+WHERE {after} AND s.zoid <= $upto_oid AND s.state IS NOT NULL AND {unknown} ORDER BY {by_revision} {limit}
 
 -- A page of revisions: the references as they came with the state, as they were found out later, and the state.
--- name: known_references [hp]
-SELECT s.zoid, s.tid, s.refs, r.refs, CASE WHEN s.state_size <= 20000 THEN s.state END
-FROM {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
-WHERE (s.zoid, s.tid) > (?, ?) AND s.zoid <= ? AND s.state IS NOT NULL ORDER BY s.zoid, s.tid LIMIT ?
+-- name: known_references (oid, tid, upto_oid, limit) [hp]
+SELECT s.zoid, s.tid, {known}, r.refs, {if_small}
+FROM {object_state} s {found}
+WHERE {after} AND s.zoid <= $upto_oid AND s.state IS NOT NULL ORDER BY {by_revision} {limit}
 
--- name: known_references [hf]
-SELECT s.zoid, s.tid, CASE WHEN s.refs_tid = s.tid THEN s.refs END, r.refs,
-       CASE WHEN s.state_size <= 20000 THEN s.state END
-FROM {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
-WHERE s.zoid > ? AND s.zoid <= ? AND s.state IS NOT NULL ORDER BY s.zoid LIMIT ?
+-- name: known_references (oid, upto_oid, limit) [hf]
+SELECT s.zoid, s.tid, {known}, r.refs, {if_small}
+FROM {object_state} s {found}
+WHERE {after} AND s.zoid <= $upto_oid AND s.state IS NOT NULL ORDER BY {by_revision} {limit}
 
 -- What relstore knows about the database -------------------------------------------------------------------------
 
 -- name: meta
 SELECT name, value FROM {relstore_meta}
 
--- name: set_meta
-INSERT INTO {relstore_meta} (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value
+-- Which of these revisions are there?
+-- name: existing (revisions)
+SELECT s.zoid, s.tid FROM {revisions} g {then} {object_state} s ON s.zoid = g.zoid AND s.tid = g.tid
+
+-- name: set_meta (name, value)
+INSERT INTO {relstore_meta} (name, value) VALUES ($name, $value) ON CONFLICT (name) DO UPDATE SET value = excluded.value
 
 -- After a sweep that has removed no garbage.
--- name: stay_whole
-UPDATE {relstore_meta} SET value = ? WHERE name = 'whole' AND value = ?
+-- name: stay_whole (value, old)
+UPDATE {relstore_meta} SET value = $value WHERE name = 'whole' AND value = $old
+
+-- What is said of the place of blobs.
+-- name: forget_place
+DELETE FROM {relstore_meta} WHERE name = 'blobs'
 
 -- name: forget_whole
 DELETE FROM {relstore_meta} WHERE name = 'whole'
@@ -411,5 +441,5 @@ DELETE FROM {relstore_meta} WHERE name = 'whole'
 -- name: index_for_relstorage [hp]
 CREATE INDEX IF NOT EXISTS current_object_tid ON {current_object} (tid)
 
--- name: add_meta
-INSERT INTO {relstore_meta} (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING
+-- name: add_meta (name, value)
+{insert_new} INTO {relstore_meta} (name, value) VALUES ($name, $value) {or_leave}

@@ -146,7 +146,7 @@ CREATE TABLE IF NOT EXISTS {relstore_refs} (
 
 -- name: relstore_pack
 CREATE TABLE IF NOT EXISTS {relstore_pack} (
-    generation  {id} NOT NULL PRIMARY KEY,
+    pack_id     {id} NOT NULL PRIMARY KEY,
     pack_tid    {id} NOT NULL,
     marked_tid  {id} NOT NULL,
     gc          {bool} NOT NULL,
@@ -158,22 +158,23 @@ CREATE TABLE IF NOT EXISTS {relstore_pack} (
 
 -- name: relstore_garbage
 CREATE TABLE IF NOT EXISTS {relstore_garbage} (
-    generation  {id} NOT NULL,
+    pack_id     {id} NOT NULL,
     zoid        {id} NOT NULL,
     tid         {id} NOT NULL,
     since       {id} NOT NULL,
     goes        {id} NOT NULL,
-    PRIMARY KEY (generation, zoid)
+    PRIMARY KEY (pack_id, zoid)
 ) ENGINE=InnoDB;
 
 -- name: relstore_sweep
 CREATE TABLE IF NOT EXISTS {relstore_sweep} (
     one         {id} NOT NULL PRIMARY KEY CHECK (one = 1),
     number      {id} NOT NULL,
-    generation  {id} NOT NULL,
-    packed_to   {id} NOT NULL
+    sweeping    {id} NOT NULL,
+    packed_to   {id} NOT NULL,
+    deleted     {id} NOT NULL
 ) ENGINE=InnoDB;
-INSERT IGNORE INTO {relstore_sweep} (one, number, generation, packed_to) VALUES (1, 0, 0, 0);
+INSERT IGNORE INTO {relstore_sweep} (one, number, sweeping, packed_to, deleted) VALUES (1, 0, 0, 0, 0);
 
 -- One random value. In memory, so that it is gone when the server was restarted, as commits may be.
 -- name: relstore_epoch

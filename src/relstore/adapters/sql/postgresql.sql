@@ -1,135 +1,291 @@
 -- What PostgreSQL says otherwise.
 
+-- Macros -------------------------------------------------------------------------------------------------------
+
+-- macro: oids
+(SELECT pg_catalog.unnest($oids::bigint[]) AS zoid)
+
+-- An array of pairs.
+-- macro: revisions
+(SELECT p.pairs[n][1] AS zoid, p.pairs[n][2] AS tid
+      FROM (SELECT $revisions::bigint[] AS pairs) p CROSS JOIN LATERAL pg_catalog.generate_subscripts(p.pairs, 1) n)
+
+-- macro: then
+JOIN
+
+-- For each object a probe of its own, whatever the statistics say.
+-- macro: found
+LEFT JOIN LATERAL (SELECT refs FROM {relstore_refs} WHERE zoid = s.zoid AND tid = s.tid LIMIT 1) r ON true
+
+-- macro: garbage_of_o
+CROSS JOIN LATERAL (SELECT * FROM {relstore_garbage} WHERE pack_id = $pack_id AND zoid = o.zoid LIMIT 1) g
+
+-- macro: state_of_o [hp]
+CROSS JOIN LATERAL (SELECT tid FROM {current_object} WHERE zoid = o.zoid LIMIT 1) c
+     CROSS JOIN LATERAL (SELECT * FROM {object_state} WHERE zoid = o.zoid AND tid = c.tid LIMIT 1) s
+
+-- macro: state_of_o [hf]
+CROSS JOIN LATERAL (SELECT * FROM {object_state} WHERE zoid = o.zoid LIMIT 1) s
+
+-- macro: state_of_g
+CROSS JOIN LATERAL (SELECT * FROM {object_state} WHERE zoid = g.zoid AND tid = g.tid LIMIT 1) s
+
+-- The row's value is as random as it can be, but a dump carries it. It does not carry the table's own oid and which
+-- transaction wrote the row. A copy of all files does, but to put one in the place of another the server has to be
+-- started.
+-- macro: epoch
+SELECT e.value || '.' || e.tableoid::text || '.' || e.xmin::text || '.' || {version} || '.'
+    || (extract(epoch FROM pg_catalog.pg_postmaster_start_time())::double precision
+        * 1000000::double precision)::bigint::text FROM {relstore_epoch} e
+
+-- Whether what a transaction stands on is gone: see proof.py. In relstore_vote.
+-- macro: lost [hp]
+(p_at > (SELECT s.packed_to FROM {relstore_sweep} s)
+        AND NOT EXISTS (SELECT FROM {transaction} t WHERE t.tid = p_at))
+
+-- macro: lost [hf]
+EXISTS (SELECT FROM unnest(p_known_oids, p_known_tids) k (zoid, tid)
+                   JOIN {object_state} c ON c.zoid = k.zoid WHERE c.tid < k.tid)
+
+-- In relstore_finish.
+-- macro: insert_transaction [hp]
+INSERT INTO {transaction} (tid, packed, username, description, extension)
+        VALUES (v_tid, p_packed, p_user, p_description, p_extension);
+
+-- macro: insert_transaction [hf]
+
+-- macro: call_finish
+SELECT pg_catalog.set_config('relstore.tid', {relstore_finish_3}(
+    $transaction::bigint, $timeout::text, {group}, $restored_tid::bigint, $packed::boolean, $username::bytea, $description::bytea, $extension::bytea, $staged::boolean,
+    $oids::bigint[], $starts::integer[], $sizes::integer[], $md5s::text[], $data_tids::bigint[], $refs_starts::integer[], $refs_sizes::integer[],
+    $states::bytea, $refs::bytea), false)
+
+-- In finish_with_blobs: the large objects, and what relstore_finish has chosen. What is patient there is here, too.
+-- macro: make_chunks
+SELECT pg_catalog.set_config('lock_timeout', $timeout::text, true), pg_catalog.set_config('relstore.chunks', coalesce(
+    (SELECT pg_catalog.array_agg(pg_catalog.lo_from_bytea(0::oid, pg_catalog.substring($data::bytea, r.start + 1, r.size))
+                                 ORDER BY r.n)::text
+     FROM unnest($blob_starts::integer[], $blob_sizes::integer[]) WITH ORDINALITY r (start, size, n)), $chunks::text), true)
+
+-- macro: insert_chunks
+INSERT INTO {blob_chunk} (zoid, tid, chunk_num, chunk)
+SELECT c.zoid, {finished_tid}, 0, c.chunk
+FROM unnest($blob_oids::bigint[], pg_catalog.current_setting('relstore.chunks')::oid[]) c (zoid, chunk)
+
+-- macro: finished_tid
+pg_catalog.split_part(pg_catalog.current_setting('relstore.tid'), ' ', 1)::bigint
+
+-- Of the C library and of libpq: SEEK_END, INV_READ.
+-- macro: to_the_end
+2
+
+-- macro: to_read
+262144
+
+-- With group commit.
+-- macro: wait_for_the_disk
+, pg_catalog.pg_logical_emit_message(true, 'relstore', '')::text
+
 -- Reading ------------------------------------------------------------------------------------------------------
 
 -- Functions, because their plans are kept: a load takes a sixth less time, a poll a third. Where statements are prepared
 -- a load takes a quarter less again without.
--- name: load_at_by_function
-SELECT state, tid, refs FROM {relstore_load_1}(?::bigint, ?::bigint)
+-- name: load_at_by_function (oid, at)
+SELECT state, tid, refs FROM {relstore_load_1}($oid::bigint, $at::bigint)
 
 -- Prepared where that is safe: to plan it for a few objects takes longer than to run it.
 -- For each object a probe of its own: asked as a join, PostgreSQL 15 looks for the tid first, and reads all records of
 -- that transaction, which may be an import of the whole site.
--- name: load_many [hp]
+-- name: load_many (oids, at, largest, first) [hp]
 SELECT o.zoid, s.state, s.tid, s.refs FROM {oids} o CROSS JOIN LATERAL
-    (SELECT state, tid, refs, state_size FROM {object_state} WHERE zoid = o.zoid AND tid <= ? ORDER BY tid DESC LIMIT 1) s
-WHERE s.state_size <= ? OR o.zoid = ?
+    (SELECT state, tid, refs, state_size FROM {object_state} WHERE zoid = o.zoid AND tid <= $at ORDER BY tid DESC LIMIT 1) s
+WHERE s.state_size <= $largest OR o.zoid = $first
 
 -- Likewise a probe for each.
--- name: load_serials
-SELECT r.zoid, s.state FROM unnest(?::bigint[], ?::bigint[]) r (zoid, tid)
+-- name: load_serials (oids, tids)
+SELECT r.zoid, s.state FROM unnest($oids::bigint[], $tids::bigint[]) r (zoid, tid)
     CROSS JOIN LATERAL (SELECT state FROM {object_state} WHERE zoid = r.zoid AND tid = r.tid LIMIT 1) s
 
 -- The two with the epoch, for a session whose server a pooler may have changed. There is always a row.
--- name: load_at_pooled
+-- name: load_at_pooled (oid, at)
 SELECT e.epoch, l.state, l.tid, l.refs FROM (SELECT ({epoch}) AS epoch) e
-    LEFT JOIN {relstore_load_1}(?::bigint, ?::bigint) l ON true
+    LEFT JOIN {relstore_load_1}($oid::bigint, $at::bigint) l ON true
 
--- name: load_many_pooled [hp]
+-- name: load_many_pooled (oids, at, largest, first) [hp]
 SELECT e.epoch, m.zoid, m.state, m.tid, m.refs FROM (SELECT ({epoch}) AS epoch) e LEFT JOIN
     (SELECT o.zoid, s.state, s.tid, s.refs FROM {oids} o CROSS JOIN LATERAL
          (SELECT state, tid, refs, state_size FROM {object_state}
-          WHERE zoid = o.zoid AND tid <= ? ORDER BY tid DESC LIMIT 1) s
-     WHERE s.state_size <= ? OR o.zoid = ?) m ON true
+          WHERE zoid = o.zoid AND tid <= $at ORDER BY tid DESC LIMIT 1) s
+     WHERE s.state_size <= $largest OR o.zoid = $first) m ON true
 
--- name: load_many_pooled [hf]
+-- name: load_many_pooled (oids, at, largest, first) [hf]
 SELECT e.epoch, m.zoid, m.state, m.tid, m.refs FROM (SELECT ({epoch}) AS epoch) e LEFT JOIN
     (SELECT s.zoid, s.state, s.tid, CASE WHEN s.refs_tid = s.tid THEN s.refs END AS refs
      FROM {oids} o JOIN {object_state} s ON s.zoid = o.zoid
-     WHERE s.tid <= ? AND (s.state_size <= ? OR s.zoid = ?)) m ON true
+     WHERE s.tid <= $at AND (s.state_size <= $largest OR s.zoid = $first)) m ON true
 
 -- Likewise: joined, the records of a transaction are guessed to be one in 200 of the site before the first ANALYZE.
--- name: undo [hp]
+-- name: undo (tid) [hp]
 SELECT u.zoid, u.md5, s.tid, s.md5, u.prev_tid,
        (SELECT max(p.tid) FROM {object_state} p WHERE p.zoid = u.zoid AND p.tid < u.tid)
 FROM {object_state} u
      CROSS JOIN LATERAL (SELECT c.tid FROM {current_object} c WHERE c.zoid = u.zoid LIMIT 1) c
      CROSS JOIN LATERAL (SELECT n.tid, n.md5 FROM {object_state} n WHERE n.zoid = u.zoid AND n.tid = c.tid LIMIT 1) s
-WHERE u.tid = ? ORDER BY u.zoid
+WHERE u.tid = $tid ORDER BY u.zoid
 
 -- Likewise: joined, PostgreSQL reads all revisions there are.
--- name: current_records [hp]
+-- name: current_records (oid, limit) [hp]
 SELECT c.zoid, c.tid, s.state FROM {current_object} c CROSS JOIN LATERAL
     (SELECT n.state FROM {object_state} n WHERE n.zoid = c.zoid AND n.tid = c.tid LIMIT 1) s
-WHERE c.zoid >= ? AND c.zoid >= ? AND s.state IS NOT NULL ORDER BY c.zoid LIMIT ?
+WHERE c.zoid >= $oid AND s.state IS NOT NULL ORDER BY c.zoid LIMIT $limit
 
 -- name: backend
 SELECT pg_catalog.pg_backend_pid()
 
--- name: poll [hp]
-SELECT epoch, last, sweeps, stands, oids, tids FROM {relstore_poll_3}(?::bigint, ?::bigint)
+-- name: poll (since, most) [hp]
+SELECT epoch, last, sweeps, stands, oids, tids FROM {relstore_poll_4}($since::bigint, $most::bigint)
 
--- name: poll [hf]
+-- name: poll (since, most) [hf]
 BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY;
-SELECT epoch, last, sweeps, stands, oids, tids FROM {relstore_poll_3}(?::bigint, ?::bigint)
+SELECT epoch, last, sweeps, stands, oids, tids FROM {relstore_poll_4}($since::bigint, $most::bigint)
 
 -- Committing: one message for vote, one for finish. ---------------------------------------------------------------
 
--- name: vote
+-- name: vote (epoch, timeout, restored_tid, alone, each, at, locks, oids, tids, read_oids, read_tids, known_oids,
+--     known_tids)
 BEGIN ISOLATION LEVEL READ COMMITTED;
 SELECT kind, zoid, tid, state
-FROM {relstore_vote_4}(?::text, ?::text, ?::bigint, ?::boolean, ?::bigint, ?::bigint[], ?::bigint[], ?::bigint[],
-    ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[])
+FROM {relstore_vote_6}($epoch::text, $timeout::text, $restored_tid::bigint, $alone::boolean, $each::boolean, $at::bigint, $locks::bigint[], $oids::bigint[], $tids::bigint[],
+    $read_oids::bigint[], $read_tids::bigint[], $known_oids::bigint[], $known_tids::bigint[])
 
 -- After what is large was sent ahead.
--- name: vote_staged
+-- name: vote_staged (epoch, timeout, restored_tid, alone, each, at, locks, oids, tids, read_oids, read_tids, known_oids,
+--     known_tids)
 SELECT kind, zoid, tid, state
-FROM {relstore_vote_4}(?::text, ?::text, ?::bigint, ?::boolean, ?::bigint, ?::bigint[], ?::bigint[], ?::bigint[],
-    ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[])
+FROM {relstore_vote_6}($epoch::text, $timeout::text, $restored_tid::bigint, $alone::boolean, $each::boolean, $at::bigint, $locks::bigint[], $oids::bigint[], $tids::bigint[],
+    $read_oids::bigint[], $read_tids::bigint[], $known_oids::bigint[], $known_tids::bigint[])
 
 -- name: begin_vote
 BEGIN ISOLATION LEVEL READ COMMITTED
 
--- name: unstage
-DELETE FROM pg_temp.relstore_stage WHERE zoid = ANY (?::bigint[])
+-- name: unstage (oids)
+DELETE FROM pg_temp.relstore_stage WHERE zoid = ANY ($oids::bigint[])
 
--- name: stage
-SELECT {relstore_stage_2}(?::bigint[], ?::integer[], ?::integer[], ?::text[], ?::bigint[], ?::integer[], ?::integer[],
-    ?::bytea, ?::bytea)
+-- name: stage (oids, starts, sizes, md5s, data_tids, refs_starts, refs_sizes, states, refs)
+SELECT {relstore_stage_2}($oids::bigint[], $starts::integer[], $sizes::integer[], $md5s::text[], $data_tids::bigint[], $refs_starts::integer[], $refs_sizes::integer[],
+    $states::bytea, $refs::bytea)
 
 -- psycopg2 returns the last result of a message only, so the tid is carried over the COMMIT. What follows it (durable)
 -- is a transaction of its own, whose commit waits until the log is on disk, ours included; only then is the message
 -- answered. Many can wait for that at once, for nobody holds the commit lock any more.
--- name: finish
-SELECT pg_catalog.set_config('relstore.tid', {relstore_finish_3}(
-    ?::bigint, ?::text, {group}, ?::bigint, ?::boolean, ?::bytea, ?::bytea, ?::bytea, ?::boolean,
-    ?::bigint[], ?::integer[], ?::integer[], ?::text[], ?::bigint[], ?::integer[], ?::integer[],
-    ?::bytea, ?::bytea), false);
+-- name: finish (transaction, timeout, restored_tid, packed, username, description, extension, staged, oids, starts, sizes,
+--     md5s, data_tids, refs_starts, refs_sizes, states, refs)
+{call_finish};
 COMMIT;
 SELECT pg_catalog.current_setting('relstore.tid'){durable}
 
+-- Blobs: see postgresql_blobs.py -----------------------------------------------------------------------------------
+
+-- Makes a large object of each piece.
+-- name: new_chunks (starts, sizes, data)
+SELECT r.n, pg_catalog.lo_from_bytea(0::oid, pg_catalog.substring($data::bytea, r.start + 1, r.size))
+FROM unnest($starts::integer[], $sizes::integer[]) WITH ORDINALITY r (start, size, n)
+
+-- name: begin_with_chunks (starts, sizes, data)
+BEGIN ISOLATION LEVEL READ COMMITTED;
+SELECT r.n, pg_catalog.lo_from_bytea(0::oid, pg_catalog.substring($data::bytea, r.start + 1, r.size))
+FROM unnest($starts::integer[], $sizes::integer[]) WITH ORDINALITY r (start, size, n)
+
+-- name: continue_chunk (chunk, start, data)
+SELECT pg_catalog.lo_put($chunk::oid, $start::bigint, $data::bytea)
+
+-- Keeps a pack from what is repeated. Then returns what has gone before.
+-- name: lock_copied (oids, tids) [hp]
+SELECT b.zoid FROM unnest($oids::bigint[], $tids::bigint[]) c (zoid, tid)
+    JOIN {blob_chunk} b ON b.zoid = c.zoid AND b.tid = c.tid ORDER BY b.zoid FOR KEY SHARE OF b;
+SELECT c.zoid FROM unnest($oids::bigint[], $tids::bigint[]) c (zoid, tid)
+WHERE NOT EXISTS (SELECT FROM {object_state} s WHERE s.zoid = c.zoid AND s.tid = c.tid)
+
+-- As finish. The large objects are made before the commit lock is taken, unless they were sent ahead.
+-- name: finish_with_blobs (transaction, timeout, restored_tid, packed, username, description, extension, staged, oids,
+--     starts, sizes, md5s, data_tids, refs_starts, refs_sizes, states, refs, blob_oids, chunks, blob_starts, blob_sizes,
+--     data, copied_oids, copied_tids) [hp]
+{make_chunks};
+{call_finish};
+{insert_chunks}
+UNION ALL SELECT b.zoid, {finished_tid}, b.chunk_num, b.chunk
+FROM unnest($copied_oids::bigint[], $copied_tids::bigint[]) c (zoid, tid)
+     JOIN {blob_chunk} b ON b.zoid = c.zoid AND b.tid = c.tid;
+COMMIT;
+SELECT pg_catalog.current_setting('relstore.tid'){durable}
+
+-- name: finish_with_blobs (transaction, timeout, restored_tid, packed, username, description, extension, staged, oids,
+--     starts, sizes, md5s, data_tids, refs_starts, refs_sizes, states, refs, blob_oids, chunks, blob_starts, blob_sizes,
+--     data) [hf]
+{make_chunks};
+DELETE FROM {blob_chunk} WHERE zoid = ANY ($blob_oids::bigint[]);
+{call_finish};
+{insert_chunks};
+COMMIT;
+SELECT pg_catalog.current_setting('relstore.tid'){durable}
+
+-- name: choose_tid (timeout)
+SELECT tid, waited FROM {relstore_choose_1}($timeout::text)
+
+-- A row and its large object are seen as of one moment, so that one without the other was left so. Of an object that is
+-- not there nothing is asked: the error would end the transaction.
+-- name: chunks (oid, tid, size)
+SELECT b.chunk_num, CASE WHEN m.oid IS NULL THEN NULL WHEN b.chunk_num > 0 THEN ''::bytea
+                         ELSE pg_catalog.lo_get(b.chunk, 0::bigint, $size::integer) END
+FROM {blob_chunk} b LEFT JOIN LATERAL (SELECT oid FROM pg_largeobject_metadata WHERE oid = b.chunk LIMIT 1) m ON true
+WHERE b.zoid = $oid AND b.tid = $tid ORDER BY b.chunk_num
+
+-- name: chunk_piece (oid, tid, number, start, size)
+SELECT pg_catalog.lo_get(b.chunk, $start::bigint, $size::integer)
+FROM {blob_chunk} b CROSS JOIN LATERAL (SELECT oid FROM pg_largeobject_metadata WHERE oid = b.chunk LIMIT 1) m
+WHERE b.zoid = $oid AND b.tid = $tid AND b.chunk_num = $number
+
+-- A descriptor lasts as long as a transaction, which may be that of a view. With OFFSET none is closed before it was used.
+-- name: blob_size (oid, tid)
+SELECT count(*), sum(f.size)::bigint
+FROM (SELECT o.fd, pg_catalog.lo_lseek64(o.fd, 0::bigint, {to_the_end}) AS size
+      FROM (SELECT pg_catalog.lo_open(b.chunk, {to_read}) AS fd
+            FROM {blob_chunk} b CROSS JOIN LATERAL (SELECT oid FROM pg_largeobject_metadata WHERE oid = b.chunk LIMIT 1) m
+            WHERE b.zoid = $oid AND b.tid = $tid) o OFFSET 0) f
+WHERE pg_catalog.lo_close(f.fd) = 0
+
 -- Both at once, for a pooler may change the server after any statement; and a recovered one has never heard of a
 -- transaction that it has lost, which is an error.
--- name: transaction_status
-SELECT n.still, CASE WHEN n.still THEN pg_catalog.pg_xact_status(?::text::xid8) END
-FROM (SELECT ({epoch}) IS NOT DISTINCT FROM ? AS still) n
+-- name: transaction_status (transaction, epoch)
+SELECT n.still, CASE WHEN n.still THEN pg_catalog.pg_xact_status($transaction::text::xid8) END
+FROM (SELECT ({epoch}) IS NOT DISTINCT FROM $epoch AS still) n
 
 -- name: epoch_transaction
 SELECT xmin::text::bigint FROM {relstore_epoch}
 
--- name: terminate
-SELECT pg_catalog.pg_terminate_backend(?)
+-- name: terminate (pid)
+SELECT pg_catalog.pg_terminate_backend($pid)
 
 -- Waits for the log on disk, ours included: what was asked about must not be lost after it was answered.
 -- name: make_durable
 SELECT pg_catalog.pg_logical_emit_message(true, 'relstore', '')
 
--- name: tid_of [hp]
-SELECT min(tid) FROM {transaction} WHERE tid > ? AND xmin = ?::text::xid8::xid
+-- name: tid_of (since, transaction) [hp]
+SELECT min(tid) FROM {transaction} WHERE tid > $since AND xmin = $transaction::text::xid8::xid
 
--- name: tid_of [hf]
-SELECT min(tid) FROM {object_state} WHERE tid > ? AND xmin = ?::text::xid8::xid
+-- name: tid_of (since, transaction) [hf]
+SELECT min(tid) FROM {object_state} WHERE tid > $since AND xmin = $transaction::text::xid8::xid
 
--- name: new_oids
-SELECT pg_catalog.nextval('{zoid_seq}') FROM pg_catalog.generate_series(1, ?)
+-- name: new_oids (count)
+SELECT pg_catalog.nextval('{zoid_seq}') FROM pg_catalog.generate_series(1, $count)
 
 -- The largest oid, if the sequence has not come so far. To look takes no lock: it never goes back.
 -- name: oid_ahead
 SELECT c.zoid FROM (SELECT max(zoid) AS zoid FROM {current}) c, {zoid_seq} s
 WHERE c.zoid > 0 AND (c.zoid - 1) / 16 >= CASE WHEN s.is_called THEN s.last_value ELSE 0 END
 
--- name: reserve_oids
-SELECT {relstore_reserve_2}(?::bigint)
+-- name: reserve_oids (block)
+SELECT {relstore_reserve_2}($block::bigint)
 
 -- Packing ------------------------------------------------------------------------------------------------------
 
@@ -140,19 +296,10 @@ SELECT pg_catalog.set_config(name, '0', true) FROM pg_settings
 WHERE name IN ('statement_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')
 
 -- All of it is wanted, in whatever order it is read fastest.
--- name: open_revisions [hp]
+-- name: open_revisions
 SET LOCAL cursor_tuple_fraction = 1;
 DECLARE relstore_revisions NO SCROLL CURSOR FOR
-SELECT s.zoid, s.tid, coalesce(s.refs, r.refs),
-       CASE WHEN s.refs IS NULL AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END, s.state IS NULL
-FROM {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
-
--- name: open_revisions [hf]
-SET LOCAL cursor_tuple_fraction = 1;
-DECLARE relstore_revisions NO SCROLL CURSOR FOR
-SELECT s.zoid, s.tid, coalesce(CASE WHEN s.refs_tid = s.tid THEN s.refs END, r.refs),
-       CASE WHEN (s.refs IS NULL OR s.refs_tid <> s.tid) AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END,
-       s.state IS NULL
+SELECT {revision}
 FROM {object_state} s LEFT JOIN {relstore_refs} r ON r.zoid = s.zoid AND r.tid = s.tid
 
 -- name: open_revisions_only
@@ -163,161 +310,76 @@ SELECT zoid, tid, NULL, NULL, state IS NULL FROM {object_state}
 -- name: next_revisions
 FETCH 1000 FROM relstore_revisions
 
--- For each object a probe of its own, whatever the statistics say.
--- name: changes [hp]
-SELECT s.zoid, s.tid, coalesce(s.refs, r.refs),
-       CASE WHEN s.refs IS NULL AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END, s.state IS NULL
-FROM {object_state} s LEFT JOIN LATERAL
-     (SELECT refs FROM {relstore_refs} WHERE zoid = s.zoid AND tid = s.tid LIMIT 1) r ON true
-WHERE (s.tid, s.zoid) > (?, ?) ORDER BY s.tid, s.zoid LIMIT ?
-
--- name: changes [hf]
-SELECT s.zoid, s.tid, coalesce(CASE WHEN s.refs_tid = s.tid THEN s.refs END, r.refs),
-       CASE WHEN (s.refs IS NULL OR s.refs_tid <> s.tid) AND r.refs IS NULL AND s.state_size <= 20000 THEN s.state END,
-       s.state IS NULL
-FROM {object_state} s LEFT JOIN LATERAL
-     (SELECT refs FROM {relstore_refs} WHERE zoid = s.zoid AND tid = s.tid LIMIT 1) r ON true
-WHERE (s.tid, s.zoid) > (?, ?) ORDER BY s.tid, s.zoid LIMIT ?
-
--- Likewise.
--- name: garbage_revisions [hp]
-SELECT s.zoid, s.tid, coalesce(s.refs, (SELECT r.refs FROM {relstore_refs} r WHERE r.zoid = s.zoid AND r.tid = s.tid)),
-       CASE WHEN s.refs IS NULL AND s.state_size <= 20000 THEN s.state END, s.state IS NULL
-FROM {oids} o CROSS JOIN LATERAL
-     (SELECT tid FROM {relstore_garbage} WHERE generation = ? AND zoid = o.zoid LIMIT 1) g CROSS JOIN LATERAL
-     (SELECT * FROM {object_state} WHERE zoid = o.zoid AND tid = g.tid LIMIT 1) s
-
--- name: garbage_revisions [hf]
-SELECT s.zoid, s.tid, coalesce(CASE WHEN s.refs_tid = s.tid THEN s.refs END,
-                               (SELECT r.refs FROM {relstore_refs} r WHERE r.zoid = s.zoid AND r.tid = s.tid)),
-       CASE WHEN (s.refs IS NULL OR s.refs_tid <> s.tid) AND s.state_size <= 20000 THEN s.state END, s.state IS NULL
-FROM {oids} o CROSS JOIN LATERAL
-     (SELECT tid FROM {relstore_garbage} WHERE generation = ? AND zoid = o.zoid LIMIT 1) g CROSS JOIN LATERAL
-     (SELECT * FROM {object_state} WHERE zoid = o.zoid AND tid = g.tid LIMIT 1) s
-
--- name: current_revisions [hp]
-SELECT s.zoid, s.tid, coalesce(s.refs, (SELECT r.refs FROM {relstore_refs} r WHERE r.zoid = s.zoid AND r.tid = s.tid)),
-       CASE WHEN s.refs IS NULL AND s.state_size <= 20000 THEN s.state END, s.state IS NULL
-FROM {oids} o CROSS JOIN LATERAL
-     (SELECT tid FROM {current_object} WHERE zoid = o.zoid LIMIT 1) c CROSS JOIN LATERAL
-     (SELECT * FROM {object_state} WHERE zoid = o.zoid AND tid = c.tid LIMIT 1) s
-
--- name: current_revisions [hf]
-SELECT s.zoid, s.tid, coalesce(CASE WHEN s.refs_tid = s.tid THEN s.refs END,
-                               (SELECT r.refs FROM {relstore_refs} r WHERE r.zoid = s.zoid AND r.tid = s.tid)),
-       CASE WHEN (s.refs IS NULL OR s.refs_tid <> s.tid) AND s.state_size <= 20000 THEN s.state END, s.state IS NULL
-FROM {oids} o CROSS JOIN LATERAL (SELECT * FROM {object_state} WHERE zoid = o.zoid LIMIT 1) s
-
--- name: save_references [hp]
+-- name: save_references (refs, oids, tids, starts, sizes) [hp]
 INSERT INTO {relstore_refs} (zoid, tid, refs)
-SELECT r.zoid, r.tid, pg_catalog.substring(?::bytea, r.start + 1, r.size)
-FROM unnest(?::bigint[], ?::bigint[], ?::integer[], ?::integer[]) r (zoid, tid, start, size)
+SELECT r.zoid, r.tid, pg_catalog.substring($refs::bytea, r.start + 1, r.size)
+FROM unnest($oids::bigint[], $tids::bigint[], $starts::integer[], $sizes::integer[]) r (zoid, tid, start, size)
 ON CONFLICT (zoid, tid) DO NOTHING
 
--- name: save_references [hf]
+-- name: save_references (refs, oids, tids, starts, sizes) [hf]
 INSERT INTO {relstore_refs} (zoid, tid, refs)
-SELECT r.zoid, r.tid, pg_catalog.substring(?::bytea, r.start + 1, r.size)
-FROM unnest(?::bigint[], ?::bigint[], ?::integer[], ?::integer[]) r (zoid, tid, start, size)
+SELECT r.zoid, r.tid, pg_catalog.substring($refs::bytea, r.start + 1, r.size)
+FROM unnest($oids::bigint[], $tids::bigint[], $starts::integer[], $sizes::integer[]) r (zoid, tid, start, size)
 ON CONFLICT (zoid) DO UPDATE SET tid = excluded.tid, refs = excluded.refs
 
--- name: add_garbage
-INSERT INTO {relstore_garbage} (generation, zoid, tid, since, goes)
-SELECT * FROM unnest(?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[])
+-- name: add_garbage (pack_ids, oids, tids, sinces, goes)
+INSERT INTO {relstore_garbage} (pack_id, zoid, tid, since, goes)
+SELECT * FROM unnest($pack_ids::bigint[], $oids::bigint[], $tids::bigint[], $sinces::bigint[], $goes::bigint[])
 
--- name: going
-SELECT zoid FROM (SELECT g.zoid FROM {oids} o CROSS JOIN LATERAL
-    (SELECT zoid FROM {relstore_garbage} WHERE generation = ? AND zoid = o.zoid AND goes = 2 LIMIT 1) g LIMIT 100) found
-UNION ALL SELECT -1 WHERE NOT EXISTS (
-    SELECT 1 FROM {relstore_pack} p CROSS JOIN {relstore_meta} m
-    WHERE p.generation = ? AND m.name = 'sweeping' AND m.value = p.token)
-
--- name: missing [hp]
+-- Likewise.
+-- name: missing (oids) [hp]
 SELECT o.zoid FROM {oids} o LEFT JOIN LATERAL (SELECT tid FROM {current_object} WHERE zoid = o.zoid LIMIT 1) c ON true
     LEFT JOIN LATERAL (SELECT state FROM {object_state} WHERE zoid = o.zoid AND tid = c.tid LIMIT 1) s ON true
 WHERE s.state IS NULL LIMIT 100
 
--- name: missing [hf]
+-- name: missing (oids) [hf]
 SELECT o.zoid FROM {oids} o
     LEFT JOIN LATERAL (SELECT state FROM {object_state} WHERE zoid = o.zoid LIMIT 1) s ON true
 WHERE s.state IS NULL LIMIT 100
 
--- name: marked [hf]
-SELECT g.zoid FROM {oids} o CROSS JOIN LATERAL
-    (SELECT zoid FROM {relstore_garbage} WHERE generation = ? AND zoid = o.zoid AND goes = 0 LIMIT 1) g
-
--- name: current_tids
+-- Likewise.
+-- name: current_tids (oids)
 SELECT o.zoid, c.tid FROM {oids} o LEFT JOIN LATERAL (SELECT tid FROM {current} WHERE zoid = o.zoid LIMIT 1) c ON true
 
--- name: spare
-UPDATE {relstore_garbage} SET goes = -1 WHERE zoid = ANY (?::bigint[]) AND generation = ?
+-- name: spare (oids, pack_id)
+UPDATE {relstore_garbage} SET goes = {goes_spared} WHERE zoid = ANY ($oids::bigint[]) AND pack_id = $pack_id
 
--- name: forget_garbage
+-- name: forget_garbage (pack_id, keep)
 DELETE FROM {relstore_garbage} WHERE ctid = ANY (ARRAY(
-    SELECT g.ctid FROM {relstore_garbage} g WHERE pg_catalog.abs(g.generation) NOT IN (?, ?)
-        AND pg_catalog.abs(g.generation) NOT IN (SELECT generation FROM {relstore_sweep}) LIMIT 10000))
+    SELECT g.ctid FROM {relstore_garbage} g WHERE pg_catalog.abs(g.pack_id) NOT IN ($pack_id, $keep)
+        AND pg_catalog.abs(g.pack_id) NOT IN (SELECT sweeping FROM {relstore_sweep}) LIMIT 10000))
 
--- name: unknown_references [hp]
-SELECT s.zoid, s.tid, CASE WHEN s.state_size <= 20000 THEN s.state END
-FROM {object_state} s LEFT JOIN LATERAL
-     (SELECT refs FROM {relstore_refs} WHERE zoid = s.zoid AND tid = s.tid LIMIT 1) r ON true
-WHERE (s.zoid, s.tid) > (?, ?) AND s.zoid <= ? AND s.state IS NOT NULL AND s.refs IS NULL AND r.refs IS NULL
-ORDER BY s.zoid, s.tid LIMIT ?
-
--- name: unknown_references [hf]
-SELECT s.zoid, s.tid, CASE WHEN s.state_size <= 20000 THEN s.state END
-FROM {object_state} s LEFT JOIN LATERAL
-     (SELECT refs FROM {relstore_refs} WHERE zoid = s.zoid AND tid = s.tid LIMIT 1) r ON true
-WHERE s.zoid > ? AND s.zoid <= ? AND s.state IS NOT NULL
-      AND (s.refs IS NULL OR s.refs_tid <> s.tid) AND r.refs IS NULL ORDER BY s.zoid LIMIT ?
-
--- name: known_references [hp]
-SELECT s.zoid, s.tid, s.refs, r.refs, CASE WHEN s.state_size <= 20000 THEN s.state END
-FROM {object_state} s LEFT JOIN LATERAL
-     (SELECT refs FROM {relstore_refs} WHERE zoid = s.zoid AND tid = s.tid LIMIT 1) r ON true
-WHERE (s.zoid, s.tid) > (?, ?) AND s.zoid <= ? AND s.state IS NOT NULL ORDER BY s.zoid, s.tid LIMIT ?
-
--- name: known_references [hf]
-SELECT s.zoid, s.tid, CASE WHEN s.refs_tid = s.tid THEN s.refs END, r.refs,
-       CASE WHEN s.state_size <= 20000 THEN s.state END
-FROM {object_state} s LEFT JOIN LATERAL
-     (SELECT refs FROM {relstore_refs} WHERE zoid = s.zoid AND tid = s.tid LIMIT 1) r ON true
-WHERE s.zoid > ? AND s.zoid <= ? AND s.state IS NOT NULL ORDER BY s.zoid LIMIT ?
-
--- name: garbage_sizes [hp]
-SELECT n.zoid, z.states, z.bytes, n.tid, CASE WHEN n.state_size <= 20000 THEN n.state END
+-- Likewise.
+-- name: garbage_sizes (revisions) [hp]
+SELECT s.zoid, g.states, g.bytes, s.tid, {if_small}
 FROM {revisions} r
-     CROSS JOIN LATERAL (SELECT count(*) AS states, sum(state_size)::bigint AS bytes, max(tid) AS tid FROM {object_state}
-                         WHERE zoid = r.zoid AND tid <= r.tid) z
-     CROSS JOIN LATERAL (SELECT * FROM {object_state} WHERE zoid = r.zoid AND tid = z.tid LIMIT 1) n
-
--- name: garbage_sizes [hf]
-SELECT n.zoid, 1, n.state_size, n.tid, CASE WHEN n.state_size <= 20000 THEN n.state END
-FROM {revisions} r
-     CROSS JOIN LATERAL (SELECT * FROM {object_state} WHERE zoid = r.zoid AND tid = r.tid LIMIT 1) n
+     CROSS JOIN LATERAL (SELECT r.zoid, count(*) AS states, sum(n.state_size)::bigint AS bytes, max(n.tid) AS tid
+                         FROM {object_state} n WHERE n.zoid = r.zoid AND n.tid <= r.tid) g
+     {state_of_g}
 
 -- A lock of the session, which is RelStorage's too.
 -- name: lock_pack
-SELECT pg_catalog.pg_try_advisory_lock({key}(-2::bigint))
+SELECT pg_catalog.pg_try_advisory_lock({key}({pack_lock}::bigint))
 
--- name: lock_key
-SELECT {key}(?::bigint)
+-- name: lock_key (key)
+SELECT {key}($key::bigint)
 
--- name: lock_holders
+-- name: lock_holders (key)
 SELECT l.pid, pg_catalog.concat_ws(', ', nullif(a.application_name, ''), 'from ' || pg_catalog.host(a.client_addr),
                             'connected since ' || pg_catalog.to_char(a.backend_start AT TIME ZONE 'UTC',
                                                                      'YYYY-MM-DD HH24:MI:SS UTC'))
 FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
 WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.pid <> pg_catalog.pg_backend_pid()
-      AND l.classid::bigint = ?::bigint >> 32 & 4294967295 AND l.objid::bigint = ?::bigint & 4294967295
+      AND l.classid::bigint = $key::bigint >> 32 & 4294967295 AND l.objid::bigint = $key::bigint & 4294967295
       AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = pg_catalog.current_database())
 ORDER BY a.xact_start NULLS LAST LIMIT 3
 
 -- Who keeps a process waiting; those who wait themselves come last. A prepared transaction has no process.
--- name: blockers
+-- name: blockers (pid)
 SELECT b.pid, pg_catalog.concat_ws(', ', nullif(a.application_name, ''), 'from ' || pg_catalog.host(a.client_addr),
                             'connected since ' || pg_catalog.to_char(a.backend_start AT TIME ZONE 'UTC',
                                                                      'YYYY-MM-DD HH24:MI:SS UTC'))
-FROM (SELECT DISTINCT pg_catalog.unnest(pg_catalog.pg_blocking_pids(?)) AS pid) b
+FROM (SELECT DISTINCT pg_catalog.unnest(pg_catalog.pg_blocking_pids($pid)) AS pid) b
      LEFT JOIN pg_stat_activity a ON a.pid = b.pid
 ORDER BY a.wait_event_type IS NOT DISTINCT FROM 'Lock', a.xact_start LIMIT 3
 
@@ -326,15 +388,18 @@ ORDER BY a.wait_event_type IS NOT DISTINCT FROM 'Lock', a.xact_start LIMIT 3
 SELECT pg_catalog.set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'
 
 -- Keep out whoever is between vote and finish.
--- name: lock_votes
+-- name: lock_votes (timeout)
 BEGIN ISOLATION LEVEL READ COMMITTED;
-SELECT pg_catalog.set_config('lock_timeout', ?, true), pg_catalog.pg_advisory_xact_lock({key}(-3::bigint))
+SELECT pg_catalog.set_config('lock_timeout', $timeout, true), pg_catalog.pg_advisory_xact_lock({key}({everybody}::bigint))
 
--- name: sweep
-SELECT states, bytes FROM {relstore_sweep_2}(?::bigint, ?::bigint, ?::bigint)
+-- name: keep_votes_out
+LOCK TABLE {relstore_sweep} IN ACCESS EXCLUSIVE MODE
 
--- name: forget_transactions [hp]
-SELECT {relstore_forget_2}(?::bigint, ?::bigint, ?::boolean)
+-- name: sweep (pack_id, oid, upto_oid)
+SELECT states, bytes FROM {relstore_sweep_3}($pack_id::bigint, $oid::bigint, $upto_oid::bigint)
+
+-- name: forget_transactions (tid, upto_tid, named) [hp]
+SELECT {relstore_forget_2}($tid::bigint, $upto_tid::bigint, $named::boolean)
 
 -- name: has_foreign_key [hp]
 SELECT count(*) FROM pg_constraint WHERE conrelid = '{object_state}'::regclass::oid AND contype = 'f'
@@ -364,15 +429,15 @@ SELECT name, pg_catalog.current_setting(name), needed
 FROM (VALUES ('array_nulls', 'on'), ('default_transaction_read_only', 'off')) s (name, needed)
 WHERE pg_catalog.current_setting(name) <> needed
 
--- name: schema_exists
-SELECT 1 FROM pg_namespace WHERE nspname = ?
+-- name: schema_exists (schema)
+SELECT 1 FROM pg_namespace WHERE nspname = $schema
 
 -- Of the rights that a user needs, those that are missing, by number: kinds and names of objects, and the privileges. By
 -- the oids of objects, because who may not use the schema may not name what is in it. What is not there is left out.
--- name: missing_rights
+-- name: missing_rights (schema, kinds, names, privileges)
 SELECT w.number
-FROM (SELECT oid FROM pg_namespace WHERE nspname = ?) s
-     CROSS JOIN unnest(?::text[], ?::text[], ?::text[]) WITH ORDINALITY w (kind, name, privilege, number)
+FROM (SELECT oid FROM pg_namespace WHERE nspname = $schema) s
+     CROSS JOIN unnest($kinds::text[], $names::text[], $privileges::text[]) WITH ORDINALITY w (kind, name, privilege, number)
      LEFT JOIN pg_class c ON c.relnamespace = s.oid AND c.relname = w.name::name AND w.kind IN ('TABLE', 'SEQUENCE')
 WHERE NOT CASE w.kind
     WHEN 'DATABASE' THEN pg_catalog.has_database_privilege(pg_catalog.current_database(), w.privilege)
@@ -389,9 +454,9 @@ SELECT current_user
 -- What is wrong with what has a name of ours, as (what is wrong, what it is, whose): its owner, see ownership.py; or it is
 -- a function, and none of that name takes these types, which a setting (quote_all_identifiers) puts in quotes. Or that
 -- functions of others hide those of the server.
--- name: strangers
-WITH space AS (SELECT n.oid, n.nspowner FROM pg_namespace n WHERE n.nspname = ?),
-     ours AS (SELECT ?::name[] AS names),
+-- name: strangers (schema, names, functions, types)
+WITH space AS (SELECT n.oid, n.nspowner FROM pg_namespace n WHERE n.nspname = $schema),
+     ours AS (SELECT $names::name[] AS names),
      found AS (
         SELECT CASE c.relkind WHEN 'S' THEN 'sequence ' WHEN 'v' THEN 'view ' WHEN 'i' THEN 'index ' ELSE 'table ' END
                || c.relname::text AS what, c.relowner AS owner
@@ -414,7 +479,7 @@ WHERE NOT EXISTS (SELECT FROM trusted WHERE pg_catalog.pg_has_role(f.owner, trus
 UNION ALL
 SELECT 'types', p.proname::text || '(' || pg_catalog.oidvectortypes(p.proargtypes) || ')',
        pg_catalog.pg_get_userbyid(p.proowner)::text
-FROM unnest(?::name[], ?::text[]) w (name, types) CROSS JOIN space
+FROM unnest($functions::name[], $types::text[]) w (name, types) CROSS JOIN space
      JOIN pg_proc p ON p.pronamespace = space.oid AND p.proname = w.name
 WHERE NOT EXISTS (SELECT FROM pg_proc o WHERE o.pronamespace = space.oid AND o.proname = w.name
                       AND pg_catalog.replace(pg_catalog.oidvectortypes(o.proargtypes), '"'::text, ''::text) = w.types)
@@ -424,36 +489,36 @@ FROM (SELECT s.name AS first FROM pg_catalog.unnest(pg_catalog.current_schemas(t
       WHERE NOT pg_catalog.starts_with(s.name::text, 'pg_temp'::text) ORDER BY s.number LIMIT 1) p
 WHERE p.first <> 'pg_catalog'
 
--- name: relations
-SELECT relname FROM pg_class WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = ?)
+-- name: relations (schema)
+SELECT relname FROM pg_class WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = $schema)
 UNION ALL SELECT proname FROM pg_proc WHERE pg_catalog.starts_with(proname::text, 'relstore'::text)
-    AND pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = ?)
+    AND pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = $schema)
 UNION ALL SELECT tgname FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid
-    WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = ?)
+    WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = $schema)
           AND relname = 'blob_chunk' AND NOT tgisinternal
 
--- name: columns
+-- name: columns (schema)
 SELECT c.relname, a.attname, pg_catalog.format_type(a.atttypid, NULL)
 FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
-WHERE c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = ?)
+WHERE c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = $schema)
       AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND a.attnum > 0 AND NOT a.attisdropped
 
 -- Changing the schema ------------------------------------------------------------------------------------------
 
 -- Not by {key}, which this is about to create.
 -- name: lock_schema
-SELECT pg_catalog.pg_try_advisory_xact_lock(-4)
+SELECT pg_catalog.pg_try_advisory_xact_lock({schema_lock})
 
 -- The pauses between tries are in it. The text of a function is looked at when it is made, in this search path.
 -- name: stay_in_transaction
 SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true),
        pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true)
 
--- name: be_impatient
-SELECT pg_catalog.set_config('lock_timeout', ?, true), pg_catalog.set_config('statement_timeout', '0', true)
+-- name: be_impatient (timeout)
+SELECT pg_catalog.set_config('lock_timeout', $timeout, true), pg_catalog.set_config('statement_timeout', '0', true)
 
--- name: end_after
-SELECT pg_catalog.set_config('statement_timeout', ?, true)
+-- name: end_after (timeout)
+SELECT pg_catalog.set_config('statement_timeout', $timeout, true)
 
 -- Of the session: for a statement that cannot be in a transaction.
 -- name: end_with_client
@@ -465,7 +530,7 @@ SELECT pg_catalog.set_config('statement_timeout', '0', false), pg_catalog.set_co
 
 -- Who uses a table since before the last try: what else there is has begun while it waited. A prepared transaction has no
 -- process.
--- name: table_holders
+-- name: table_holders (schema, table, readers, seconds)
 SELECT l.pid, pg_catalog.concat_ws(', ', nullif(a.application_name, ''), a.usename,
            'from ' || pg_catalog.host(a.client_addr),
            nullif(a.backend_type, 'client backend'),
@@ -474,16 +539,16 @@ SELECT l.pid, pg_catalog.concat_ws(', ', nullif(a.application_name, ''), a.usena
            'at ' || pg_catalog.quote_literal(pg_catalog.left(pg_catalog.regexp_replace(a.query, '\s+', ' ', 'g'), 60)))
 FROM (SELECT DISTINCT k.pid FROM pg_locks k JOIN pg_class c ON c.oid = k.relation
       WHERE k.granted AND k.pid IS DISTINCT FROM pg_catalog.pg_backend_pid()
-            AND c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = ?) AND c.relname = ?
+            AND c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = $schema) AND c.relname = $table
             AND k.database = (SELECT d.oid FROM pg_database d WHERE d.datname = pg_catalog.current_database())
-            AND (? OR k.mode NOT IN ('AccessShareLock', 'RowShareLock'))) l
+            AND ($readers OR k.mode NOT IN ('AccessShareLock', 'RowShareLock'))) l
      LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-WHERE a.xact_start IS NULL OR a.xact_start < pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => ?)
+WHERE a.xact_start IS NULL OR a.xact_start < pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => $seconds)
 ORDER BY a.xact_start NULLS LAST LIMIT 3
 
--- name: size
+-- name: size (schema)
 SELECT coalesce(sum(pg_catalog.pg_total_relation_size(oid)), 0)::bigint FROM pg_class
-WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = ?) AND relkind = 'r'
+WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = $schema) AND relkind = 'r'
 
 -- name: estimated_count [hp]
 SELECT reltuples::bigint FROM pg_class WHERE oid = '{current_object}'::regclass::oid
@@ -494,10 +559,11 @@ SELECT reltuples::bigint FROM pg_class WHERE oid = '{object_state}'::regclass::o
 -- name: zap [hp]
 LOCK TABLE {blob_chunk}, {current_object}, {object_state}, {transaction}, {object_ref}, {object_refs_added}, {pack_object},
     {pack_state}, {pack_state_tid}, {relstore_refs}, {relstore_garbage}, {relstore_pack} IN ACCESS EXCLUSIVE MODE;
-SELECT pg_catalog.count(pg_catalog.lo_unlink(c.chunk)) FROM (SELECT DISTINCT chunk FROM {blob_chunk}) c;
+SELECT pg_catalog.count(pg_catalog.lo_unlink(m.oid)) FROM pg_largeobject_metadata m
+WHERE m.oid IN (SELECT chunk FROM {blob_chunk});
 TRUNCATE {blob_chunk}, {current_object}, {object_state}, {transaction}, {object_ref}, {object_refs_added}, {pack_object},
     {pack_state}, {pack_state_tid}, {relstore_refs}, {relstore_garbage}, {relstore_pack};
-UPDATE {relstore_sweep} SET number = number + 1, generation = 0, packed_to = 0;
+UPDATE {relstore_sweep} SET number = number + 1, sweeping = 0, packed_to = 0, deleted = 0;
 INSERT INTO {transaction} (tid, username, description)
 VALUES (0, CAST('system' AS {bytes}), CAST('special transaction for object creation' AS {bytes}));
 DELETE FROM {relstore_epoch};
@@ -506,9 +572,10 @@ ALTER SEQUENCE {zoid_seq} RESTART
 -- name: zap [hf]
 LOCK TABLE {blob_chunk}, {object_state}, {object_ref}, {object_refs_added}, {pack_object},
     {relstore_refs}, {relstore_garbage}, {relstore_pack} IN ACCESS EXCLUSIVE MODE;
-SELECT pg_catalog.count(pg_catalog.lo_unlink(c.chunk)) FROM (SELECT DISTINCT chunk FROM {blob_chunk}) c;
+SELECT pg_catalog.count(pg_catalog.lo_unlink(m.oid)) FROM pg_largeobject_metadata m
+WHERE m.oid IN (SELECT chunk FROM {blob_chunk});
 TRUNCATE {blob_chunk}, {object_state}, {object_ref}, {object_refs_added}, {pack_object},
     {relstore_refs}, {relstore_garbage}, {relstore_pack};
-UPDATE {relstore_sweep} SET number = number + 1, generation = 0, packed_to = 0;
+UPDATE {relstore_sweep} SET number = number + 1, sweeping = 0, packed_to = 0, deleted = 0;
 DELETE FROM {relstore_epoch};
 ALTER SEQUENCE {zoid_seq} RESTART

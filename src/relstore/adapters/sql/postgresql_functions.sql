@@ -37,7 +37,7 @@ SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_last bigint;
 BEGIN
-    PERFORM pg_advisory_xact_lock({key}(-5::bigint));
+    PERFORM pg_advisory_xact_lock({key}({oids_lock}::bigint));
     SELECT CASE WHEN s.is_called THEN s.last_value ELSE 0 END INTO v_last FROM {zoid_seq} s;
     IF v_last + 100000 < p_block THEN
         PERFORM setval('{zoid_seq}', p_block);
@@ -66,8 +66,8 @@ END $$
 -- had by sorting, makes the index on tid the plan, also before the first ANALYZE, when a third is guessed to be new.
 -- With history an object is listed for each of its changes, because current_object may lack that index. stands: the newest
 -- transaction up to p_since that has left anything, which is asked only where there are newer ones.
--- name: relstore_poll_3
-CREATE FUNCTION {relstore_poll_3}(
+-- name: relstore_poll_4
+CREATE FUNCTION {relstore_poll_4}(
     p_since bigint, p_limit bigint,
     OUT epoch text, OUT last bigint, OUT sweeps bigint, OUT stands bigint, OUT oids bigint[], OUT tids bigint[])
 LANGUAGE plpgsql STABLE SET enable_sort = off SET search_path = pg_catalog, pg_temp AS $$
@@ -125,17 +125,18 @@ BEGIN
 END $$
 
 -- Vote: lock, then read. VOLATILE plpgsql in READ COMMITTED, because only there does a statement that follows a
--- wait see what was committed during the wait. p_alone: instead of locking each object keep everybody else out, who
--- begin with -3 shared: the server has room for some thousands of locks.
+-- wait see what was committed during the wait. p_alone: keep everybody else out, who begin with -3 shared.
+-- p_each: lock each object. Not where p_alone does it, for the server has room for some thousands of locks; but
+-- RelStorage, where it writes, knows no other locks, and is kept out of a deletion by that of the commit.
 -- p_at, p_known_oids, p_known_tids: what the transaction stands on, see proof.py.
 -- Returns rows (kind, zoid, tid, state): 'epoch', 'read', 'locked', 'late' and 'busy' (a lock was not free in time;
 -- pid of a holder, and who that is) refuse the commit; 'conflict' is an object whose current revision is not the
 -- one the change was based on, the first 100 with their states; 'waited' tells the microseconds that a lock took;
 -- 'since' (a tid) and 'ticket' (backend pid, transaction id) are what the outcome check will need; 'since' has the number
--- of the last sweep, and 'sweeping' the generation of one that is under way: then what is linked has to be looked at.
--- name: relstore_vote_4
-CREATE FUNCTION {relstore_vote_4}(
-    p_epoch text, p_timeout text, p_restored_tid bigint, p_alone boolean, p_at bigint, p_locks bigint[],
+-- of the last sweep, and 'sweeping' the pack_id of one that is under way: then what is linked has to be looked at.
+-- name: relstore_vote_6
+CREATE FUNCTION {relstore_vote_6}(
+    p_epoch text, p_timeout text, p_restored_tid bigint, p_alone boolean, p_each boolean, p_at bigint, p_locks bigint[],
     p_oids bigint[], p_tids bigint[], p_read_oids bigint[], p_read_tids bigint[], p_known_oids bigint[],
     p_known_tids bigint[])
 RETURNS TABLE (kind text, zoid bigint, tid bigint, state bytea)
@@ -166,14 +167,14 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    IF p_alone THEN
+    IF NOT p_each THEN
         p_locks := '{{}}';
     END IF;
-    IF p_restored_tid IS NOT NULL THEN
-        p_locks := p_locks || -1::bigint;
+    IF p_restored_tid IS NOT NULL OR p_alone AND p_each THEN
+        p_locks := p_locks || {commit_lock}::bigint;
     END IF;
-    FOREACH v_lock IN ARRAY -3::bigint || p_locks LOOP
-        v_shared := v_lock = -3 AND NOT p_alone;
+    FOREACH v_lock IN ARRAY {everybody}::bigint || p_locks LOOP
+        v_shared := v_lock = {everybody} AND NOT p_alone;
         IF NOT (CASE WHEN v_shared THEN pg_try_advisory_xact_lock_shared({key}(v_lock))
                      ELSE pg_try_advisory_xact_lock({key}(v_lock)) END)
         THEN
@@ -187,7 +188,7 @@ BEGIN
         END IF;
     END LOOP;
     -- Shared locks come last and never wait: waiting for one while holding others deadlocks.
-    IF NOT p_alone THEN
+    IF p_each THEN
         FOREACH v_lock IN ARRAY p_read_oids LOOP
             IF NOT pg_try_advisory_xact_lock_shared({key}(v_lock)) THEN
                 RETURN QUERY SELECT 'locked', v_lock, 0::bigint, NULL::bytea;
@@ -201,7 +202,8 @@ BEGIN
         RETURN;
     END IF;
     kind := 'since';
-    SELECT s.number, s.generation INTO zoid, v_sweeping FROM {relstore_sweep} s;
+    SELECT s.number, CASE WHEN s.sweeping > 0 THEN s.sweeping ELSE -s.deleted END INTO zoid, v_sweeping
+    FROM {relstore_sweep} s;
     RETURN NEXT;
     IF v_sweeping <> 0 THEN
         RETURN QUERY SELECT 'sweeping', v_sweeping, 0::bigint, NULL::bytea;
@@ -224,7 +226,7 @@ BEGIN
                WHERE coalesce(c.tid, 0) <> o.tid)
     THEN
         RETURN QUERY SELECT 'conflict', o.zoid, coalesce(c.tid, 0),
-                            CASE WHEN row_number() OVER () <= 100 THEN s.state END
+                            CASE WHEN row_number() OVER () <= {together} THEN s.state END
             FROM unnest(p_oids, p_tids) o (zoid, tid) LEFT JOIN {current} c ON c.zoid = o.zoid
                  LEFT JOIN {object_state} s ON s.zoid = c.zoid AND s.tid = c.tid
             WHERE coalesce(c.tid, 0) <> o.tid;
@@ -328,6 +330,25 @@ BEGIN
     END IF;
 END $$
 
+-- For blobs that are files, whose names have the tid: what finish begins with, which is then given this tid.
+-- name: relstore_choose_1
+CREATE FUNCTION {relstore_choose_1}(p_timeout text, OUT tid bigint, OUT waited bigint)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_now timestamp;
+    v_start timestamptz;
+BEGIN
+    PERFORM set_config('lock_timeout', p_timeout, true);
+    waited := 0;
+    IF NOT pg_try_advisory_xact_lock({key}({commit_lock}::bigint)) THEN
+        v_start := clock_timestamp();
+        PERFORM pg_advisory_xact_lock({key}({commit_lock}::bigint));
+        waited := extract(epoch FROM clock_timestamp() - v_start) * 1000000;
+    END IF;
+    v_now := clock_timestamp() AT TIME ZONE 'UTC';
+    SELECT greatest(coalesce(max(t.tid), 0) + 1, {relstore_tid_1}(v_now)) INTO tid FROM {last} t;
+END $$
+
 -- Finish: under the commit lock choose the tid and write. The lock ends with the COMMIT that follows in the same
 -- message. p_group: that COMMIT does not wait for the disk, because another will, without the lock. p_tid is given where
 -- transactions are restored; p_transaction is the ticket that vote gave.
@@ -351,9 +372,9 @@ BEGIN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
     PERFORM set_config('lock_timeout', p_timeout, true);        -- for rows and tables too
-    IF NOT pg_try_advisory_xact_lock({key}(-1::bigint)) THEN
+    IF NOT pg_try_advisory_xact_lock({key}({commit_lock}::bigint)) THEN
         v_start := clock_timestamp();
-        PERFORM pg_advisory_xact_lock({key}(-1::bigint));
+        PERFORM pg_advisory_xact_lock({key}({commit_lock}::bigint));
         v_waited := extract(epoch FROM clock_timestamp() - v_start) * 1000000;
     END IF;
     v_now := clock_timestamp() AT TIME ZONE 'UTC';      -- a function is not unfolded where what it is given may change
@@ -367,44 +388,44 @@ END $$
 -- A batch of a sweep: what is to go of the objects after p_after, up to p_upto. Plans that go from object to object are the
 -- right ones, and the list of what is to go has no statistics yet. Nobody waits for these rows: vote refuses what links to
 -- them, and what RelStorage has changed nevertheless has another tid.
--- name: relstore_sweep_2 [hp]
-CREATE FUNCTION {relstore_sweep_2}(
-    p_generation bigint, p_after bigint, p_upto bigint, OUT states bigint, OUT bytes bigint)
+-- name: relstore_sweep_3 [hp]
+CREATE FUNCTION {relstore_sweep_3}(
+    p_pack_id bigint, p_after bigint, p_upto bigint, OUT states bigint, OUT bytes bigint)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     DELETE FROM {current_object} c USING {relstore_garbage} g
-        WHERE g.generation = p_generation AND g.zoid > p_after AND g.zoid <= p_upto AND g.goes = 2
+        WHERE g.pack_id = p_pack_id AND g.zoid > p_after AND g.zoid <= p_upto AND g.goes = {goes_object}
               AND c.zoid = g.zoid AND c.tid = g.tid;
     WITH gone AS (
         DELETE FROM {object_state} s USING {relstore_garbage} g
-            WHERE g.generation = p_generation AND g.zoid > p_after AND g.zoid <= p_upto AND g.goes > 0
+            WHERE g.pack_id = p_pack_id AND g.zoid > p_after AND g.zoid <= p_upto AND g.goes > {goes_later}
                   AND s.zoid = g.zoid AND s.tid < g.tid + g.goes - 1
-                  AND (g.goes = 1 OR NOT EXISTS (SELECT FROM {current_object} c WHERE c.zoid = g.zoid))
+                  AND (g.goes = {goes_older} OR NOT EXISTS (SELECT FROM {current_object} c WHERE c.zoid = g.zoid))
             RETURNING s.state_size)
     SELECT count(*), coalesce(sum(state_size), 0) INTO states, bytes FROM gone;
     IF EXISTS (SELECT FROM {relstore_refs}) THEN
         DELETE FROM {relstore_refs} r USING {relstore_garbage} g
-            WHERE g.generation = p_generation AND g.zoid > p_after AND g.zoid <= p_upto AND g.goes > 0
+            WHERE g.pack_id = p_pack_id AND g.zoid > p_after AND g.zoid <= p_upto AND g.goes > {goes_later}
                   AND r.zoid = g.zoid AND r.tid < g.tid + g.goes - 1;
     END IF;
 END $$
 
--- name: relstore_sweep_2 [hf]
-CREATE FUNCTION {relstore_sweep_2}(
-    p_generation bigint, p_after bigint, p_upto bigint, OUT states bigint, OUT bytes bigint)
+-- name: relstore_sweep_3 [hf]
+CREATE FUNCTION {relstore_sweep_3}(
+    p_pack_id bigint, p_after bigint, p_upto bigint, OUT states bigint, OUT bytes bigint)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     WITH gone AS (
         DELETE FROM {object_state} s USING {relstore_garbage} g
-            WHERE g.generation = p_generation AND g.zoid > p_after AND g.zoid <= p_upto AND g.goes = 2
+            WHERE g.pack_id = p_pack_id AND g.zoid > p_after AND g.zoid <= p_upto AND g.goes = {goes_object}
                   AND s.zoid = g.zoid AND s.tid = g.tid
             RETURNING s.state_size)
     SELECT count(*), coalesce(sum(state_size), 0) INTO states, bytes FROM gone;
     IF EXISTS (SELECT FROM {relstore_refs}) THEN
         DELETE FROM {relstore_refs} r USING {relstore_garbage} g
-            WHERE g.generation = p_generation AND g.zoid > p_after AND g.zoid <= p_upto AND g.goes = 2
+            WHERE g.pack_id = p_pack_id AND g.zoid > p_after AND g.zoid <= p_upto AND g.goes = {goes_object}
                   AND r.zoid = g.zoid AND r.tid = g.tid;
     END IF;
 END $$

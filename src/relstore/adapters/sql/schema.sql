@@ -134,7 +134,7 @@ CREATE {unlogged} TABLE {relstore_refs} (zoid {id} NOT NULL PRIMARY KEY, tid {id
 -- it came: see Pack. objects: how many go; number: of its sweep, when that has ended.
 -- name: relstore_pack
 CREATE TABLE {relstore_pack} (
-    generation  {id} NOT NULL PRIMARY KEY,
+    pack_id     {id} NOT NULL PRIMARY KEY,
     pack_tid    {id} NOT NULL,
     marked_tid  {id} NOT NULL,
     gc          {bool} NOT NULL,
@@ -144,30 +144,30 @@ CREATE TABLE {relstore_pack} (
     number      {id} NOT NULL
 );
 
--- What a pack has found. goes: 2, the object, which had this tid; 1, its revisions before this tid; 0, nothing yet; -1,
--- nothing, because it was linked or changed meanwhile. since: when it was first found unreachable, where no history tells;
--- 0: now. A negative generation: this object, which goes 0 in the list of that, was linked or changed since; see marks.py.
+-- What a pack has found. goes, by the names of numbers.py: OBJECT (2), the object, which had this tid; OLDER (1), its
+-- revisions before this tid; LATER (0), nothing yet; SPARED (-1), nothing, because it was linked or changed meanwhile. since: when it was first found unreachable, where no history tells;
+-- 0: now. A negative pack_id: this object, which goes 0 in the list of that, was linked or changed since; see marks.py.
 -- name: relstore_garbage
 CREATE TABLE {relstore_garbage} (
-    generation  {id} NOT NULL,
+    pack_id     {id} NOT NULL,
     zoid        {id} NOT NULL,
     tid         {id} NOT NULL,
     since       {id} NOT NULL,
     goes        {id} NOT NULL,
-    PRIMARY KEY (generation, zoid)
+    PRIMARY KEY (pack_id, zoid)
 );
 
--- One row. number: how many sweeps have ended; generation: what is being swept, 0: nothing, negative: neither, and views
--- of before the tid that this is with the sign turned may hold what was deleted (IExternalGC); packed_to: transactions up
--- to here cannot be undone.
+-- One row. number: how many sweeps have ended; sweeping: the pack_id of what is being swept, or 0; packed_to: transactions
+-- up to here cannot be undone; deleted: connections of before this tid may hold what a collector outside has deleted.
 -- name: relstore_sweep
 CREATE TABLE {relstore_sweep} (
     one         {id} NOT NULL PRIMARY KEY CHECK (one = 1),
     number      {id} NOT NULL,
-    generation  {id} NOT NULL,
-    packed_to   {id} NOT NULL
+    sweeping    {id} NOT NULL,
+    packed_to   {id} NOT NULL,
+    deleted     {id} NOT NULL
 );
-INSERT INTO {relstore_sweep} (one, number, generation, packed_to) VALUES (1, 0, 0, 0);
+INSERT INTO {relstore_sweep} (one, number, sweeping, packed_to, deleted) VALUES (1, 0, 0, 0, 0);
 
 -- Columns that a database made by RelStorage does not have.
 -- name: refs [hp]

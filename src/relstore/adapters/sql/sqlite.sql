@@ -1,5 +1,23 @@
 -- What SQLite says otherwise. It has no server, so a commit is a series of plain statements.
 
+-- macro: oids
+(SELECT value AS zoid FROM json_each($oids))
+
+-- macro: revisions
+(SELECT json_extract(value, '$[0]') AS zoid, json_extract(value, '$[1]') AS tid FROM json_each($revisions))
+
+-- The backup API, by which a backup takes the place of what is there (.restore too), counts the schema on.
+-- macro: epoch
+SELECT value || '.' || (SELECT schema_version FROM pragma_schema_version) || '.' || {version} FROM {relstore_epoch}
+
+-- The pack_id of a sweep under way; else what was deleted, the sign turned.
+-- macro: sweep_told
+CASE WHEN sweeping > 0 THEN sweeping ELSE -deleted END
+
+-- Of a list, the objects that a batch of a sweep is about.
+-- macro: in_batch
+pack_id = $pack_id AND zoid > $oid AND zoid <= $upto_oid
+
 -- name: begin_read
 BEGIN
 
@@ -9,97 +27,124 @@ BEGIN IMMEDIATE
 -- name: commit
 COMMIT
 
--- First (epoch, newest tid), then (number of the last sweep, generation of one under way), then (oid, tid) of each object
--- that changed after a tid, for every time that it did: there is no index by which to find the newest alone. Asked as a
--- join, as of a server, it takes twice as long.
--- name: poll [hp]
-SELECT ({epoch}), coalesce(max(tid), 0) FROM {transaction}
-UNION ALL SELECT number, generation FROM {relstore_sweep}
-UNION ALL SELECT * FROM (SELECT zoid, tid FROM {object_state} WHERE tid > ? LIMIT ?)
+-- First (epoch, newest tid), then (number of the last sweep, newest tid up to the one asked about), then (oid, tid) of
+-- each object that changed after that, for every time that it did: there is no index by which to find the newest alone.
+-- Asked as a join, as of a server, it takes twice as long.
+-- name: poll (since, most)
+SELECT ({epoch}), coalesce(max(tid), 0) FROM {last}
+UNION ALL SELECT number, (SELECT coalesce(max(tid), 0) FROM {last} WHERE tid <= $since) FROM {relstore_sweep}
+UNION ALL SELECT * FROM (SELECT zoid, tid FROM {object_state} WHERE tid > $since LIMIT $most)
 
--- name: poll [hf]
-SELECT ({epoch}), coalesce(max(tid), 0) FROM {object_state}
-UNION ALL SELECT number, generation FROM {relstore_sweep}
-UNION ALL SELECT * FROM (SELECT zoid, tid FROM {object_state} WHERE tid > ? LIMIT ?)
-
--- Likewise, of each of these objects that exists. Before them, whether the transaction that a view stands on is gone.
--- name: vote [hp]
+-- Likewise, of each of these objects that exists, and with what is swept or was deleted. Before them, whether the transaction that
+-- a view stands on is gone.
+-- name: vote (at, oids) [hp]
 SELECT ({epoch}), max(tid) FROM {transaction}
-UNION ALL SELECT number, generation FROM {relstore_sweep}
-UNION ALL SELECT NOT EXISTS (SELECT 1 FROM {transaction} WHERE tid = ?), packed_to FROM {relstore_sweep}
+UNION ALL SELECT number, {sweep_told} FROM {relstore_sweep}
+UNION ALL SELECT NOT EXISTS (SELECT 1 FROM {transaction} WHERE tid = $at), packed_to FROM {relstore_sweep}
 UNION ALL SELECT c.zoid, c.tid FROM {oids} o JOIN {current_object} c ON c.zoid = o.zoid
 
--- name: vote [hf]
+-- name: vote (at, oids) [hf]
 SELECT ({epoch}), coalesce(max(tid), 0) FROM {object_state}
-UNION ALL SELECT number, generation FROM {relstore_sweep}
-UNION ALL SELECT ? IS NULL, packed_to FROM {relstore_sweep}
+UNION ALL SELECT number, {sweep_told} FROM {relstore_sweep}
+UNION ALL SELECT $at IS NULL, packed_to FROM {relstore_sweep}
 UNION ALL SELECT c.zoid, c.tid FROM {oids} o JOIN {object_state} c ON c.zoid = o.zoid
 
--- name: insert_transaction [hp]
-INSERT INTO {transaction} (tid, packed, username, description, extension) VALUES (?, ?, ?, ?, ?)
+-- name: insert_transaction (new_tid, packed, username, description, extension) [hp]
+INSERT INTO {transaction} (tid, packed, username, description, extension) VALUES
+    ($new_tid, $packed, $username, $description, $extension)
 
--- name: insert_state [hp]
+-- name: insert_state (oid, new_tid, prev_tid, md5, size, state, refs, data_tid) [hp]
 INSERT INTO {object_state} (zoid, tid, prev_tid, md5, state_size, state, refs, data_tid)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+VALUES ($oid, $new_tid, $prev_tid, $md5, $size, $state, $refs, $data_tid)
 
--- name: point_current [hp]
-INSERT INTO {current_object} (zoid, tid) VALUES (?, ?) ON CONFLICT (zoid) DO UPDATE SET tid = excluded.tid
+-- name: point_current (oid, new_tid) [hp]
+INSERT INTO {current_object} (zoid, tid) VALUES ($oid, $new_tid)
+ON CONFLICT (zoid) DO UPDATE SET tid = excluded.tid
 
--- name: insert_state [hf]
-INSERT INTO {object_state} (zoid, tid, state_size, state, refs, refs_tid) VALUES (?, ?, ?, ?, ?, ?)
+-- name: insert_state (oid, new_tid, size, state, refs) [hf]
+INSERT INTO {object_state} (zoid, tid, state_size, state, refs, refs_tid)
+VALUES ($oid, $new_tid, $size, $state, $refs, $new_tid)
 ON CONFLICT (zoid) DO UPDATE SET tid = excluded.tid, state_size = excluded.state_size, state = excluded.state,
     refs = excluded.refs, refs_tid = excluded.refs_tid
 
--- name: spare
-UPDATE {relstore_garbage} SET goes = -1 WHERE zoid IN (SELECT value FROM json_each(?)) AND generation = ?
+-- name: save_references (oid, tid, refs) [hp]
+INSERT INTO {relstore_refs} (zoid, tid, refs) VALUES ($oid, $tid, $refs) ON CONFLICT (zoid, tid) DO NOTHING
 
--- name: forget_garbage
+-- name: save_references (oid, tid, refs) [hf]
+INSERT INTO {relstore_refs} (zoid, tid, refs) VALUES ($oid, $tid, $refs)
+ON CONFLICT (zoid) DO UPDATE SET tid = excluded.tid, refs = excluded.refs
+
+-- name: add_garbage (pack_id, oid, tid, since, goes)
+INSERT INTO {relstore_garbage} (pack_id, zoid, tid, since, goes) VALUES ($pack_id, $oid, $tid, $since, $goes)
+
+-- name: spare (oids, pack_id)
+UPDATE {relstore_garbage} SET goes = {goes_spared} WHERE zoid IN (SELECT o.zoid FROM {oids} o) AND pack_id = $pack_id
+
+-- name: forget_garbage (pack_id, keep)
 DELETE FROM {relstore_garbage} WHERE rowid IN (
-    SELECT g.rowid FROM {relstore_garbage} g WHERE abs(g.generation) NOT IN (?, ?)
-        AND abs(g.generation) NOT IN (SELECT generation FROM {relstore_sweep}) LIMIT 2000)
+    SELECT g.rowid FROM {relstore_garbage} g WHERE abs(g.pack_id) NOT IN ($pack_id, $keep)
+        AND abs(g.pack_id) NOT IN (SELECT sweeping FROM {relstore_sweep}) LIMIT 2000)
+
+-- name: insert_chunk (oid, tid, number, chunk)
+INSERT INTO {blob_chunk} (zoid, tid, chunk_num, chunk) VALUES ($oid, $tid, $number, $chunk)
+
+-- name: remove_chunks (oid) [hf]
+DELETE FROM {blob_chunk} WHERE zoid = $oid
+
+-- name: copy_chunks (tid, oid, earlier) [hp]
+INSERT INTO {blob_chunk} (zoid, tid, chunk_num, chunk)
+SELECT zoid, $tid, chunk_num, chunk FROM {blob_chunk} WHERE zoid = $oid AND tid = $earlier
+
+-- Each time with the number of the last.
+-- name: chunk_rows (oid, tid, number, start, size, limit)
+SELECT (SELECT max(l.chunk_num) FROM {blob_chunk} l WHERE l.zoid = $oid AND l.tid = $tid),
+    b.chunk_num, length(b.chunk), substr(b.chunk, CASE WHEN b.chunk_num = $number THEN $start ELSE 1 END, $size)
+FROM {blob_chunk} b WHERE b.zoid = $oid AND b.tid = $tid AND b.chunk_num >= $number
+ORDER BY b.chunk_num LIMIT $limit
 
 -- Foreign keys are not enforced here, so chunks of blobs are removed by name.
--- name: sweep_chunks [hp]
+-- name: sweep_chunks (pack_id, oid, upto_oid) [hp]
 DELETE FROM {blob_chunk} WHERE zoid IN (
-        SELECT zoid FROM {relstore_garbage} WHERE generation = ? AND zoid > ? AND zoid <= ? AND goes > 0)
+        SELECT zoid FROM {relstore_garbage} WHERE {in_batch} AND goes > {goes_later})
     AND NOT EXISTS (SELECT 1 FROM {object_state} s WHERE s.zoid = blob_chunk.zoid AND s.tid = blob_chunk.tid)
 
--- name: sweep_chunks [hf]
+-- name: sweep_chunks (pack_id, oid, upto_oid) [hf]
 DELETE FROM {blob_chunk} WHERE zoid IN (
-        SELECT zoid FROM {relstore_garbage} WHERE generation = ? AND zoid > ? AND zoid <= ? AND goes = 2)
+        SELECT zoid FROM {relstore_garbage} WHERE {in_batch} AND goes = {goes_object})
     AND NOT EXISTS (SELECT 1 FROM {object_state} s WHERE s.zoid = blob_chunk.zoid)
 
--- name: sweep_current [hp]
+-- name: sweep_current (pack_id, oid, upto_oid) [hp]
 DELETE FROM {current_object} WHERE zoid IN (
-        SELECT zoid FROM {relstore_garbage} WHERE generation = ? AND zoid > ? AND zoid <= ? AND goes = 2)
-    AND tid = (SELECT g.tid FROM {relstore_garbage} g WHERE g.generation = ? AND g.zoid = current_object.zoid)
+        SELECT zoid FROM {relstore_garbage} WHERE {in_batch} AND goes = {goes_object})
+    AND tid = (SELECT g.tid FROM {relstore_garbage} g WHERE g.pack_id = $pack_id AND g.zoid = current_object.zoid)
 
--- name: sweep_states [hp]
+-- name: sweep_states (pack_id, oid, upto_oid) [hp]
 DELETE FROM {object_state} WHERE zoid IN (
-        SELECT zoid FROM {relstore_garbage} WHERE generation = ? AND zoid > ? AND zoid <= ? AND goes > 0)
+        SELECT zoid FROM {relstore_garbage} WHERE {in_batch} AND goes > {goes_later})
     AND tid < (SELECT g.tid + g.goes - 1 FROM {relstore_garbage} g
-               WHERE g.generation = ? AND g.zoid = object_state.zoid
-                     AND (g.goes = 1 OR NOT EXISTS (SELECT 1 FROM {current_object} c WHERE c.zoid = g.zoid)))
+               WHERE g.pack_id = $pack_id AND g.zoid = object_state.zoid
+                     AND (g.goes = {goes_older} OR NOT EXISTS (SELECT 1 FROM {current_object} c WHERE c.zoid = g.zoid)))
 RETURNING state_size
 
--- name: sweep_states [hf]
+-- name: sweep_states (pack_id, oid, upto_oid) [hf]
 DELETE FROM {object_state} WHERE zoid IN (
-        SELECT zoid FROM {relstore_garbage} WHERE generation = ? AND zoid > ? AND zoid <= ? AND goes = 2)
-    AND tid = (SELECT g.tid FROM {relstore_garbage} g WHERE g.generation = ? AND g.zoid = object_state.zoid)
+        SELECT zoid FROM {relstore_garbage} WHERE {in_batch} AND goes = {goes_object})
+    AND tid = (SELECT g.tid FROM {relstore_garbage} g WHERE g.pack_id = $pack_id AND g.zoid = object_state.zoid)
 RETURNING state_size
 
--- name: sweep_references
+-- name: sweep_references (pack_id, oid, upto_oid)
 DELETE FROM {relstore_refs} WHERE zoid IN (
-        SELECT zoid FROM {relstore_garbage} WHERE generation = ? AND zoid > ? AND zoid <= ? AND goes > 0)
+        SELECT zoid FROM {relstore_garbage} WHERE {in_batch} AND goes > {goes_later})
     AND NOT EXISTS (SELECT 1 FROM {object_state} s WHERE s.zoid = relstore_refs.zoid AND s.tid = relstore_refs.tid)
 
--- name: forget_transactions [hp]
-DELETE FROM {transaction} WHERE tid > ? AND tid <= ? AND tid > 0 AND tid < (SELECT max(tid) FROM {transaction})
+-- name: forget_transactions (tid, upto_tid, named) [hp]
+DELETE FROM {transaction} WHERE tid > $tid AND tid <= $upto_tid AND tid > 0
+    AND tid < (SELECT max(tid) FROM {transaction})
     AND NOT EXISTS (SELECT 1 FROM {object_state} s WHERE s.tid = "transaction".tid)
-    AND NOT (? AND EXISTS (SELECT 1 FROM {object_state} s WHERE s.prev_tid = "transaction".tid))
+    AND NOT ($named AND EXISTS (SELECT 1 FROM {object_state} s WHERE s.prev_tid = "transaction".tid))
 
--- name: mark_packed [hp]
-UPDATE {transaction} SET packed = 1 WHERE tid > ? AND tid <= ? AND tid > 0 AND packed = 0
+-- name: mark_packed (tid, upto_tid) [hp]
+UPDATE {transaction} SET packed = 1 WHERE tid > $tid AND tid <= $upto_tid AND tid > 0 AND packed = 0
 
 -- name: has_foreign_key [hp]
 SELECT count(*) FROM pragma_foreign_key_list('object_state')
@@ -117,11 +162,11 @@ SELECT m.name, p.name, p.type FROM sqlite_master m JOIN pragma_table_info(m.name
 -- name: last_oid
 SELECT value FROM {relstore_oid}
 
--- name: take_oids
-UPDATE {relstore_oid} SET value = value + ? RETURNING value
+-- name: take_oids (count)
+UPDATE {relstore_oid} SET value = value + $count RETURNING value
 
--- name: raise_oid
-UPDATE {relstore_oid} SET value = max(value, ?)
+-- name: raise_oid (oid)
+UPDATE {relstore_oid} SET value = max(value, $oid)
 
 -- name: size
 SELECT (SELECT page_count FROM pragma_page_count) * (SELECT page_size FROM pragma_page_size)
@@ -139,7 +184,7 @@ DELETE FROM {pack_state_tid};
 DELETE FROM {relstore_refs};
 DELETE FROM {relstore_garbage};
 DELETE FROM {relstore_pack};
-UPDATE {relstore_sweep} SET number = number + 1, generation = 0, packed_to = 0;
+UPDATE {relstore_sweep} SET number = number + 1, sweeping = 0, packed_to = 0, deleted = 0;
 DELETE FROM {relstore_epoch};
 UPDATE {relstore_oid} SET value = 0
 
@@ -152,7 +197,7 @@ DELETE FROM {pack_object};
 DELETE FROM {relstore_refs};
 DELETE FROM {relstore_garbage};
 DELETE FROM {relstore_pack};
-UPDATE {relstore_sweep} SET number = number + 1, generation = 0, packed_to = 0;
+UPDATE {relstore_sweep} SET number = number + 1, sweeping = 0, packed_to = 0, deleted = 0;
 DELETE FROM {relstore_epoch};
 UPDATE {relstore_oid} SET value = 0
 
@@ -164,11 +209,11 @@ SELECT 1 FROM sqlite_master WHERE name = 'new_oid'
 -- name: relstorage_oid
 SELECT coalesce(max(zoid), 0) FROM new_oid
 
--- name: raise_relstorage_oid
-UPDATE new_oid SET zoid = max(zoid, ?) RETURNING zoid
+-- name: raise_relstorage_oid (block)
+UPDATE new_oid SET zoid = max(zoid, $block) RETURNING zoid
 
--- name: take_relstorage_oids
-UPDATE new_oid SET zoid = max(zoid, ?) + ? RETURNING zoid
+-- name: take_relstorage_oids (block, count)
+UPDATE new_oid SET zoid = max(zoid, $block) + $count RETURNING zoid
 
 -- name: make_relstorage_oid
 CREATE TABLE IF NOT EXISTS new_oid (zoid INTEGER PRIMARY KEY NOT NULL);

@@ -56,8 +56,8 @@ class Site:
     options: Mapping[str, Any]      # of RelStore
 
     def open(self) -> relstore.RelStore:
-        adapter = relstore.PostgreSQL(self.dsn, driver=self.driver)
-        return relstore.RelStore(adapter, keep_history=self.keep_history, commit_lock_timeout=10, **self.options)
+        address = relstore.PostgreSQL(self.dsn, driver=self.driver)
+        return relstore.RelStore(address, keep_history=self.keep_history, commit_lock_timeout=10, **self.options)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,8 @@ def work(plan: Plan, board: Board) -> None:
     faulthandler.enable()
     logging.disable(logging.WARNING)
     role = {WRITER: Writer, READER: Reader, STARTER: Starter}[plan.role]
-    with plan.journal.open('w', buffering=1) as journal, patch.multiple(memcached, SLOW=PATIENCE, TIMEOUT=PATIENCE):
+    with plan.journal.open('w', buffering=1) as journal, \
+            patch.multiple(memcached, SLOW_SECONDS=PATIENCE, TIMEOUT_SECONDS=PATIENCE):
         def write(**entry) -> None:
             print(json.dumps(entry), file=journal)
         try:
@@ -165,7 +166,7 @@ class Starter(Reader):
             except (TransientError, ConfigurationError):    # the server is down: check the dsn
                 time.sleep(PAUSE)
                 return
-            self.storage._database.warm.filled.wait(PATIENCE)
+            self.storage.database.warm.filled.wait(PATIENCE)
         super().turn()
 
 

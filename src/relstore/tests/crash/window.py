@@ -94,7 +94,7 @@ class Crashes:
 @contextmanager
 def between_its_commits(storage: RelStore) -> Iterator[None]:
     """Have finish wait for the advisory lock GATE when its commit can be seen, and before it sees to the disk."""
-    sql = storage._adapter.sql
+    sql = storage.database.adapter.sql
     text = replaced(sql.finish, 'COMMIT;', f'COMMIT;\nSELECT pg_advisory_xact_lock({GATE});')
     with patch.object(sql, 'finish', text):
         yield
@@ -103,7 +103,7 @@ def between_its_commits(storage: RelStore) -> Iterator[None]:
 @contextmanager
 def without_the_second(storage: RelStore) -> Iterator[None]:
     """Have finish acknowledge without seeing to the disk: what would be if relstore had that fault."""
-    sql = storage._adapter.sql
+    sql = storage.database.adapter.sql
     with patch.object(sql, 'finish', replaced(sql.finish, DURABLE, '')):
         yield
 

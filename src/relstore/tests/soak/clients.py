@@ -20,7 +20,7 @@ from transaction.interfaces import NoTransaction, TransientError
 from ZODB import DB
 from ZODB.POSException import ConflictError
 
-from relstore.caching.commits import RETRY
+from relstore.caching.commits import RETRY_SECONDS
 from relstore.errors import OutcomeUnknown
 from relstore.tests.soak import world
 from relstore.tests.soak.places import POLL_INTERVAL, Site
@@ -58,7 +58,7 @@ class Board:
 
     def returns(self, process: int) -> None:
         """It reaches the memcached, and tells the others as soon as it tries: then they know all."""
-        self.together[process] = time.monotonic() + RETRY + HASTE
+        self.together[process] = time.monotonic() + RETRY_SECONDS + HASTE
 
     def starts(self, process: int) -> None:
         """It is new. What the one before it could not tell, nobody will."""
@@ -281,7 +281,7 @@ def work(plan: Plan, board: Board, pipe: Connection) -> None:
             report['failures'].append(f'A thread still works {SECONDS_TO_STOP} s after it was told to stop')
         report['unknown'] = [(client.site, client.number) for client in clients
                              if isinstance(client, Writer) and client.unknown]
-        report['kept'] = sum(store._pool.lent for store in stores)
+        report['kept'] = sum(store.database.pool.lent for store in stores)
         pipe.send(report)
         gc.collect()    # DB.close() stumbles over connections that could not be opened, if they are still there
 
@@ -317,6 +317,6 @@ def _report(clients: list[Client], stores: list, listener: Listener) -> dict[str
         counts.update({name: store.cache_stats()[name] for name in POLLS})
     return {
         'counts': dict(counts),
-        'cache': sum(store._database.cache.stats()['bytes'] for store in stores),
+        'cache': sum(store.database.cache.stats()['bytes'] for store in stores),
         'failures': [client.failure for client in clients if client.failure],
     }

@@ -50,8 +50,8 @@ class Site:
         return MODES[self.mode]
 
     def open(self, options: Mapping[str, Any]) -> relstore.RelStore:
-        adapter = getattr(relstore, self.adapter)(**self.arguments)
-        return relstore.RelStore(adapter, keep_history=self.keep_history, **options)
+        address = getattr(relstore, self.adapter)(**self.arguments)
+        return relstore.RelStore(address, keep_history=self.keep_history, **options)
 
 
 def pack(site: Site) -> None:

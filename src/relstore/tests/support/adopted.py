@@ -158,7 +158,7 @@ class AdoptedSQLite:
     COUNTER = 63            # 63 * 16 > 1004: where RelStorage's counter stands
 
     def make(self):
-        self.directory = self.adapter('adopted').data_dir
+        self.directory = self.address('adopted').data_dir
         self.directory.mkdir()
         self.path = self.directory / 'main.sqlite3'
         with closing(sqlite3.connect(self.path)) as connection, connection:

@@ -2,31 +2,40 @@
 
     class Test(PostgreSQL2HistoryFree, unittest.TestCase): ...
 
-`self.adapter()` leads to an empty database, and `self.open_storage()` opens it; other names are other databases.
+`self.address()` leads to an empty database, and `self.open_storage()` opens it; other names are other databases.
 
-What a driver has to do with runs with each of them. The rest runs with a server's first driver in both history modes,
-with its second where history is kept. RELSTORE_TEST_THOROUGH=1 adds the second in the other mode, and what else takes
-long and is hardly different.
+A suite runs on each server with one driver where history is kept, and with the other where it is not.
+RELSTORE_TEST_THOROUGH=1 adds each driver in the other mode, and what else takes long and is hardly different. How many
+tests that are is told at the end of a plain run.
 """
 import importlib.util
-import os
+import itertools
 import re
 import shutil
 import tempfile
 import time
 import warnings
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
+import psycopg2
+import pymysql
 from psycopg2.extensions import make_dsn
 
 import relstore
+from relstore.adapters.addresses import Address
 from relstore.errors import StorageError
 from relstore.sessions.session import Session
 from relstore.tests.support import overdue
+from relstore.tests.support.emptying import Emptying, EmptyingMySQL, EmptyingPostgreSQL
+from relstore.tests.support.layers import SQLiteFiles
+from relstore.tests.support.left import THOROUGH, leave
 from relstore.tests.support.proxy import CuttingProxy
 from relstore.tests.support.servers import MariaDBLayer, MySQLLayer, PgBouncerLayer, PostgreSQLLayer, cannot_run
 from relstore.tests.support.watch import AnyWatch, MySQLWatch, Watch
+
+MYSQLCLIENT = importlib.util.find_spec('MySQLdb') is not None
 
 
 class Backend:
@@ -36,11 +45,11 @@ class Backend:
         overdue.limit(self)
         super().setUp()
 
-    def adapter(self, name: str = 'main') -> relstore.adapters.base.Adapter:
+    def address(self, name: str = 'main') -> Address:
         raise NotImplementedError
 
     def open_storage(self, name: str = 'main', **options) -> relstore.RelStore:
-        return relstore.RelStore(self.adapter(name), keep_history=self.keep_history, **options)
+        return relstore.RelStore(self.address(name), keep_history=self.keep_history, **options)
 
     def refresh_statistics(self) -> None:
         """Have the size of tables estimated anew, where it is an estimate."""
@@ -50,6 +59,8 @@ class ServerBackend(Backend):
     """Where there is a server, it can be watched, and reached through a proxy."""
     # What the databases of a server are called, by what they are for: made once, emptied before each test.
     _databases: dict[tuple, str] = {}
+    _numbers = itertools.count()
+    _emptying: Emptying
 
     def setUp(self):
         self.layer.require(self)
@@ -63,7 +74,7 @@ class ServerBackend(Backend):
         if database is not None and name not in self._emptied and not self._empty(database):
             database = None
         if database is None:
-            database = f'{name}_{"hp" if self.keep_history else "hf"}_{len(self._databases)}'
+            database = f'{name}_{"hp" if self.keep_history else "hf"}_{next(self._numbers)}'
             self._create(database)
             self._databases[key] = database
         self._emptied.add(name)
@@ -75,22 +86,25 @@ class ServerBackend(Backend):
     def _empty(self, database: str) -> bool:
         """Empty a database. False if that cannot be done: an earlier test has spoilt it, or left it to its threads."""
         try:
-            self._disconnect(database)
-            storage = relstore.RelStore(self._adapter_to(database), keep_history=self.keep_history)
-            with closing(storage):
-                storage.zap_all()
-                storage.database.adapter.set_writers('relstore')     # a test may have said otherwise
+            with closing(self._watch(database)) as watch:
+                self._disconnect(watch, database)
+                self._emptying.empty((self.layer.server, database), watch, lambda: self._address_to(database),
+                                     self.keep_history)
             return True
-        except (AssertionError, StorageError) as e:
+        except (AssertionError, StorageError, psycopg2.Error, pymysql.Error) as e:
             warnings.warn(f'{self.id()} gets a new database, for the old one cannot be emptied: {e}', stacklevel=1)
             return False
 
-    def _disconnect(self, database: str) -> None:
+    def _disconnect(self, watch: AnyWatch, database: str) -> None:
         """End the connections of others to a database: what an earlier test left open would hold locks."""
         raise NotImplementedError
 
-    def _adapter_to(self, database: str) -> relstore.adapters.base.Adapter:
-        """Return an adapter to a database of this name, as the administrator."""
+    def _watch(self, database: str) -> AnyWatch:
+        """Return a connection to a database of this name."""
+        raise NotImplementedError
+
+    def _address_to(self, database: str) -> Address:
+        """Return the address of a database of this name, as the administrator."""
         raise NotImplementedError
 
     def new_watch(self) -> AnyWatch:
@@ -101,19 +115,20 @@ class ServerBackend(Backend):
         """Return a new proxy to the server, not started."""
         return CuttingProxy(self.layer.server.address)
 
-    def adapter_through(self, proxy: CuttingProxy) -> relstore.adapters.base.Adapter:
-        """Return an adapter to the database `main` that reaches it through a proxy that was started."""
+    def address_through(self, proxy: CuttingProxy) -> Address:
+        """Return the address of the database `main` that reaches it through a proxy that was started."""
         raise NotImplementedError
 
     def follow_clock(self, adapter: relstore.adapters.base.Adapter) -> None:
         """Have the server take the time of each commit of an adapter to `main` from this process: a test moves it."""
-        finish = adapter.finish
+        clock = self
 
-        def finish_now(session, *arguments):
-            self.set_clock(session, time.time())
-            return finish(session, *arguments)
+        class Commit(adapter.commit_type):
+            def finish(self):
+                clock.set_clock(self.session, time.time())
+                return super().finish()
 
-        adapter.finish = finish_now
+        adapter.commit_type = Commit
 
     def set_clock(self, session: Session, now: float) -> None:
         """Set the clock that the server shows to a transaction."""
@@ -121,28 +136,30 @@ class ServerBackend(Backend):
 
 
 class SQLiteBackend(Backend):
+    layer = SQLiteFiles
 
     def setUp(self):
         self._directory = Path(tempfile.mkdtemp(prefix='relstore-sqlite-'))
         self.addCleanup(shutil.rmtree, self._directory)
         super().setUp()
 
-    def adapter(self, name='main'):
+    def address(self, name='main'):
         return relstore.SQLite(str(self._directory / name))
 
 
 class PostgreSQLBackend(ServerBackend):
     layer = PostgreSQLLayer
     driver = ''
+    _emptying = EmptyingPostgreSQL()
 
-    def adapter(self, name='main', **options):
+    def address(self, name='main', **options):
         return relstore.PostgreSQL(**self.arguments(name), **options)
 
     def arguments(self, name='main') -> dict:
-        """Return the arguments of the adapter."""
+        """Return the arguments of the address."""
         return {'dsn': self.dsn(name), 'driver': self.driver}
 
-    def adapter_through(self, proxy):
+    def address_through(self, proxy):
         dsn = make_dsn(self.dsn(), host='127.0.0.1', port=proxy.port, sslmode='disable', gssencmode='disable')
         return relstore.PostgreSQL(dsn, driver=self.driver)
 
@@ -174,18 +191,16 @@ class PostgreSQLBackend(ServerBackend):
         """Return the DSN of a database that was emptied when this test first named it."""
         return self.layer.server.dsn(self._database(name))
 
-    def _disconnect(self, database):
-        with closing(Watch(self.layer.server.dsn(database))) as watch:
-            # All, again and again: a pooler would lend what is about to end.
-            def ended():
-                return watch.rows(f'SELECT pg_terminate_backend(pid) FROM ({watch.others}) others')
-            watch.until(lambda: not ended())
-            # A dump would have what an earlier test has left in schemas of its own.
-            for name, in watch.rows("SELECT quote_ident(nspname) FROM pg_namespace WHERE nspname <> 'public' "
-                                    "AND nspname <> 'information_schema' AND nspname !~ '^pg_'"):
-                watch.rows(f'DROP SCHEMA {name} CASCADE')
+    def _watch(self, database):
+        return Watch(self.layer.server.dsn(database))
 
-    def _adapter_to(self, database):
+    def _disconnect(self, watch, database):
+        # All, again and again: a pooler would lend what is about to end.
+        def ended():
+            return watch.rows(f'SELECT pg_terminate_backend(pid) FROM ({watch.others}) others')
+        watch.until(lambda: not ended())
+
+    def _address_to(self, database):
         return relstore.PostgreSQL(self.layer.server.dsn(database), driver=self.driver)
 
 
@@ -199,7 +214,7 @@ class PgBouncerBackend(PostgreSQLBackend):
     def new_proxy(self):
         return CuttingProxy(self.layer.bouncer.address)
 
-    def adapter_through(self, proxy):
+    def address_through(self, proxy):
         dsn = make_dsn(self.arguments()['dsn'], host='127.0.0.1', port=proxy.port, sslmode='disable',
                        gssencmode='disable')
         return relstore.PostgreSQL(dsn, driver=self.driver)
@@ -209,21 +224,22 @@ class MySQLBackend(ServerBackend):
     """On MariaDB, unless a subclass says otherwise."""
     layer = MariaDBLayer
     driver = ''
+    _emptying = EmptyingMySQL()
 
     def setUp(self):
-        if self.driver == 'mysqlclient' and importlib.util.find_spec('MySQLdb') is None:
+        if self.driver == 'mysqlclient' and not MYSQLCLIENT:
             cannot_run(self, 'mysqlclient is not installed (it is compiled with gcc, pkg-config, libmariadb-dev and '
                              'the headers of Python)')
         super().setUp()
 
-    def adapter(self, name='main', **options):
+    def address(self, name='main', **options):
         return relstore.MySQL(**self.arguments(name), driver=self.driver, **options)
 
     def arguments(self, name='main') -> dict:
         """Return the arguments of a database that was emptied when this test first named it."""
         return self.layer.server.arguments(self._database(name))
 
-    def adapter_through(self, proxy):
+    def address_through(self, proxy):
         server = self.layer.server
         return relstore.MySQL(**server.tcp_arguments(self._database('main'), proxy.port), driver=self.driver)
 
@@ -237,10 +253,18 @@ class MySQLBackend(ServerBackend):
         with closing(self.new_watch()) as watch:
             watch.rows('ANALYZE TABLE object_state')
 
-    def _disconnect(self, database):
-        self.layer.server.disconnect(database)
+    def _watch(self, database):
+        return MySQLWatch(self.layer.server.arguments(database))
 
-    def _adapter_to(self, database):
+    def _disconnect(self, watch, database):
+        for pid, in watch.rows(watch.others):
+            try:
+                watch.rows(f'KILL {pid}')
+            except pymysql.OperationalError as e:
+                if e.args[0] != 1094:           # it has ended meanwhile
+                    raise
+
+    def _address_to(self, database):
         return relstore.MySQL(**self.layer.server.arguments(database), driver=self.driver)
 
 
@@ -318,28 +342,41 @@ class PyMySQLOnMySQLHistoryFree(PyMySQLHistoryFree):
 
 MYSQL = (MySQLdbHistoryPreserving, MySQLdbHistoryFree, PyMySQLHistoryPreserving, PyMySQLHistoryFree,
          MySQLdbOnMySQLHistoryPreserving, MySQLdbOnMySQLHistoryFree)
-# For what a driver has to do with. All else need not run twice on one server.
+# For what a driver has to do with. All else runs with one driver on MySQL.
 PYMYSQL_ON_MYSQL = PyMySQLOnMySQLHistoryPreserving, PyMySQLOnMySQLHistoryFree
 
 PGBOUNCER = (Psycopg2PooledHistoryPreserving, Psycopg2PooledHistoryFree,
              Psycopg3PooledHistoryPreserving, Psycopg3PooledHistoryFree)
 
-THOROUGH = bool(os.environ.get('RELSTORE_TEST_THOROUGH'))
-
 HISTORY_PRESERVING = (SQLiteHistoryPreserving, Psycopg2HistoryPreserving, Psycopg3HistoryPreserving, *MYSQL[::2])
-# For what each driver has to do with.
-BY_EVERY_DRIVER = (
-    *HISTORY_PRESERVING, SQLiteHistoryFree, Psycopg2HistoryFree, Psycopg3HistoryFree, *MYSQL[1::2])
-HISTORY_FREE = BY_EVERY_DRIVER[len(HISTORY_PRESERVING):] if THOROUGH else (
-    SQLiteHistoryFree, Psycopg2HistoryFree, MySQLdbHistoryFree, MySQLdbOnMySQLHistoryFree)
+HISTORY_FREE = (SQLiteHistoryFree, Psycopg2HistoryFree, Psycopg3HistoryFree, *MYSQL[1::2])
 
 
-def cases(namespace: dict, *suites: type, backends: tuple = HISTORY_PRESERVING + HISTORY_FREE) -> list[type]:
-    """Add to a module's `namespace` one test case for each suite on each backend; return them."""
+def cases(namespace: dict, *suites: type, backends: Iterable[type] = HISTORY_PRESERVING + HISTORY_FREE,
+          thorough: Iterable[type] = (), each_driver: bool = False) -> list[type]:
+    """Add to a module's `namespace` one test case for each suite on each backend; return them.
+
+    thorough: backends for THOROUGH runs alone. each_driver: in each history mode, where that makes a difference.
+    """
+    run = tuple(backends) if each_driver or THOROUGH else tuple(_one_driver(tuple(backends)))
     made = []
     for suite in suites:
-        for backend in backends:
+        for backend in (*backends, *thorough):
             name = f'{suite.__name__}{backend.__name__}'
-            namespace[name] = type(name, (backend, suite), {'__module__': namespace['__name__']})
-            made.append(namespace[name])
+            case = type(name, (backend, suite), {'__module__': namespace['__name__']})
+            if THOROUGH or backend in run:
+                namespace[name] = case
+                made.append(case)
+            else:
+                leave(case)
     return made
+
+
+def _one_driver(backends: tuple[type, ...]) -> Iterator[type]:
+    """Yield the backends with one driver for each server and history mode: the first with history, the last without."""
+    groups: dict[tuple, list[type]] = {}
+    for backend in backends:
+        groups.setdefault((getattr(backend, 'layer', backend), backend.keep_history), []).append(backend)
+    for (_, keep_history), group in groups.items():
+        usable = [backend for backend in group if MYSQLCLIENT or getattr(backend, 'driver', '') != 'mysqlclient']
+        yield (usable or group)[0 if keep_history else -1]

@@ -65,10 +65,10 @@ class Commands(unittest.TestCase):
 
     def section(self, *lines, name='main', of='relstore'):
         """Return a section of this test's database, with more options."""
-        adapter = self.adapter(name)
-        if isinstance(adapter, relstore.SQLite):
-            keys = 'sqlite3', {'data-dir': adapter.data_dir}
-        elif isinstance(adapter, relstore.PostgreSQL):
+        address = self.address(name)
+        if isinstance(address, relstore.SQLite):
+            keys = 'sqlite3', {'data-dir': address.data_dir}
+        elif isinstance(address, relstore.PostgreSQL):
             keys = 'postgresql', self.arguments(name)
         else:
             keys = 'mysql', self.arguments(name) | {'driver': self.driver}

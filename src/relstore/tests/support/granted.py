@@ -8,7 +8,8 @@ from contextlib import closing
 from psycopg2.extensions import make_dsn
 
 import relstore
-from relstore.adapters.rights import CREATE, PACK, PURPOSES, READ, RUN
+from relstore.adapters.mysql_server import Server
+from relstore.adapters.rights import CREATE, PACK, PURPOSES, READ, RUN, Rights
 from relstore.tests.support.backends import MySQLdbHistoryFree, Psycopg2HistoryPreserving
 from relstore.tests.support.own import OwnMariaDBLayer, administrator
 from relstore.tests.support.servers import PostgreSQLServer, SharedServer, postgresql_programs, require_postgresql
@@ -33,13 +34,13 @@ class Granted:
     def open_storage(self, name='main', **options):
         return super().open_storage(name, create_schema=False, **options)
 
-    def _grant(self, run, adapter, database: str, quoted: str) -> None:
-        """Make the roles and the tables. adapter: the owner's. quoted: how the server writes a role."""
+    def _grant(self, run, address, rights: Rights, database: str, quoted: str) -> None:
+        """Make the roles and the tables. address: the owner's. quoted: how the server writes a role."""
         roles = [quoted % role for role in (OWNER, *GRANTED)]
-        grants = [adapter.grants(database, role, roles[0]) for role in roles[1:]]
+        grants = [rights.grants(database, role, roles[0]) for role in roles[1:]]
         for statement in statements(grants[0], CREATE):
             run(statement)
-        with adapter.completion() as completion:
+        with address.bind(self.keep_history).completion() as completion:
             while completion.run_next():
                 pass
         for text, purposes in zip(grants, GRANTED.values(), strict=True):
@@ -50,7 +51,7 @@ class Granted:
 class GrantedPostgreSQL(Granted, Psycopg2HistoryPreserving):
     layer = OwnPostgreSQLLayer
 
-    def adapter(self, name='main', **options):
+    def address(self, name='main', **options):
         return relstore.PostgreSQL(make_dsn(self.dsn(name), user=self.user), driver=self.driver, **options)
 
     def follow_clock(self, adapter):
@@ -68,16 +69,15 @@ class GrantedPostgreSQL(Granted, Psycopg2HistoryPreserving):
             run(f'REVOKE ALL ON DATABASE {database} FROM public')
             run(f'GRANT CONNECT ON DATABASE {database} TO {OWNER}, {", ".join(GRANTED)}')
             run('REVOKE ALL ON SCHEMA public FROM public')
-            adapter = relstore.PostgreSQL(make_dsn(dsn, user=OWNER), driver=self.driver)
-            adapter.configure(self.keep_history, False)
-            self._grant(run, adapter, database, '%s')
+            address = relstore.PostgreSQL(make_dsn(dsn, user=OWNER), driver=self.driver)
+            self._grant(run, address, address.unseen(self.keep_history).rights, database, '%s')
             run('REVOKE ALL ON ALL FUNCTIONS IN SCHEMA public FROM public')
 
 
 class GrantedMariaDB(Granted, MySQLdbHistoryFree):
     layer = OwnMariaDBLayer
 
-    def adapter(self, name='main', **options):
+    def address(self, name='main', **options):
         return relstore.MySQL(**self.arguments(name) | {'user': self.user}, driver=self.driver, **options)
 
     def _create(self, database):
@@ -85,10 +85,9 @@ class GrantedMariaDB(Granted, MySQLdbHistoryFree):
         server = self.layer.server
         for role in (OWNER, *GRANTED):
             server.run(f"CREATE USER IF NOT EXISTS {role}@'%'")
-        adapter = relstore.MySQL(**server.arguments(database) | {'user': OWNER}, driver=self.driver)
-        adapter.configure(self.keep_history, False)
-        adapter.use_server('MariaDB')
-        self._grant(server.run, adapter, database, "%s@'%%'")
+        address = relstore.MySQL(**server.arguments(database) | {'user': OWNER}, driver=self.driver)
+        adapter = address.unseen(self.keep_history, server=Server('MariaDB'))
+        self._grant(server.run, address, adapter.rights, database, "%s@'%%'")
 
 
 class GrantedPostgreSQLPacking(GrantedPostgreSQL):

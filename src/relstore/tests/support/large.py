@@ -48,7 +48,7 @@ def main(kind: str, arguments: dict, options: dict, count: int, size: int) -> No
         storage.tpc_vote(transaction)
         tid = storage.tpc_finish(transaction)
     for oid in (oids[0], oids[count // 2], oids[-1]):
-        found = storage._pool.attempt(lambda session, oid=oid: storage._adapter.load_at(session, oid, u64(tid)))
+        found = storage.database.pool.attempt(storage.database.adapter.load_at, oid, u64(tid))
         assert found[:2] == (record(oid, 'b' * size), u64(tid)), found
         assert unpack(found[2]) == (oid, oid + 1, oid + 2), found
     print(peak() // 1024)

@@ -12,7 +12,8 @@ from relstore.tests.support.records import record
 
 def exists(storage, oid: bytes) -> bool:
     """Return whether the object is there now."""
-    return storage._pool.attempt(lambda s: storage._adapter.load_now(s, u64(oid)) or (None,))[0] is not None
+    row = storage.database.pool.attempt(storage.database.adapter.load_now, u64(oid))
+    return row is not None and row[0] is not None
 
 
 def linked(state: bytes) -> list[bytes]:

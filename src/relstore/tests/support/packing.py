@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from unittest import TestCase
 from unittest.mock import Mock, patch
 
@@ -15,6 +16,8 @@ from ZODB.utils import u64, z64
 import relstore
 from relstore.adapters.base import Adapter
 from relstore.packing import pack
+from relstore.packing.garbage import GarbageList
+from relstore.packing.packs import Packs
 from relstore.packing.report import Report
 from relstore.tests.support.backends import (
     Backend,
@@ -33,12 +36,18 @@ BACKENDS = (SQLiteHistoryPreserving, SQLiteHistoryFree, Psycopg2HistoryPreservin
             MySQLdbHistoryPreserving, MySQLdbHistoryFree)
 
 
-# What a Packer asks of its adapter.
-STEPS = (
-    'lock_pack', 'begin_snapshot', 'estimated_count', 'revisions', 'save_references', 'last_pack', 'last_marked',
-    'new_pack', 'add_garbage', 'end_marking', 'forget_garbage', 'garbage', 'changes', 'garbage_revisions', 'spare',
-    'lock_votes', 'start_sweep', 'sweep_state', 'garbage_end', 'sweep', 'has_foreign_key', 'transactions_end',
-    'forget_transactions', 'end_sweep', 'poll', 'swept', 'last_tid', 'writes_alone', 'meta', 'has_tid')
+# The steps of a pack: what its adapter does, and
+OF_THE_ADAPTER = (
+    'begin_snapshot', 'estimated_count', 'revisions', 'save_references', 'add_garbage', 'changes',
+    'lock_votes', 'sweep', 'forget_transactions', 'poll', 'last_tid', 'writes_alone', 'meta')
+# what is done with the tables of packs: by whom, an attribute of the adapter's or a class.
+WITH_TABLES = {
+    'last_pack': (Packs, 'last'), 'new_pack': (Packs, 'new'), 'end_marking': (Packs, 'end_marking'),
+    'start_sweep': (Packs, 'start_sweep'), 'end_sweep': (Packs, 'end_sweep'), 'garbage': (GarbageList, '_page'),
+    'garbage_revisions': (GarbageList, 'revisions'), 'spare': (GarbageList, 'spare'),
+    'garbage_end': (GarbageList, 'end'), 'forget_garbage': (GarbageList, '_forget'),
+    'lock_pack': ('pack_lock', 'take'), 'sweep_state': ('sweeps', 'state'), 'swept': ('sweeps', 'swept')}
+STEPS = *OF_THE_ADAPTER, *WITH_TABLES
 
 
 # What a link to something that goes, or has gone, may raise.
@@ -59,7 +68,7 @@ class Suite(TestCase):
     def setUp(self):
         super().setUp()
         self.storage, self.site = self.opened(), self.opened(commit_lock_timeout=3)
-        self.packing = self.storage._adapter
+        self.packing = self.storage.database.adapter
 
     def opened(self, name='main', **options) -> relstore.RelStore:
         storage = self.open_storage(name, **options)
@@ -89,11 +98,14 @@ class Suite(TestCase):
             return reachable(fresh)
 
     def exists(self, oid: bytes) -> bool:
-        row = self.site._pool.attempt(lambda session: self.site._adapter.load_now(session, oid and u64(oid)))
-        return row is not None
+        database = self.site.database
+        return database.pool.attempt(database.adapter.load_now, oid and u64(oid)) is not None
+
+    def rows(self, sql: str) -> list[tuple]:
+        return self.site.database.pool.attempt(lambda session: session.all(sql))
 
     def run_sql(self, sql: str) -> None:
-        self.site._pool.attempt(lambda session: session.run(sql))
+        self.site.database.pool.attempt(lambda session: session.run(sql))
 
     def undo(self, *tids: bytes, keep: bool = True) -> bool:
         """Undo transactions in one; see that all is there, and undo that again. Return whether it could be done."""
@@ -129,9 +141,23 @@ def timestamp(tid: bytes) -> float:
     return TimeStamp(tid).timeTime()
 
 
+def patched(adapter: Adapter, step: str, instead: Callable):
+    """Have a step of an adapter's packs done by instead(how it is done, *its arguments)."""
+    owner, name = WITH_TABLES.get(step, (adapter, step))
+    owner = getattr(adapter, owner) if isinstance(owner, str) else owner
+    method = getattr(owner, name)
+    if not isinstance(owner, type):
+        return patch.object(owner, name, partial(instead, method))
+
+    def call(this, *arguments):
+        how = partial(method, this)
+        return instead(how, *arguments) if this._adapter is adapter else how(*arguments)
+    return patch.object(owner, name, call)
+
+
 @contextmanager
 def calls(adapter: Adapter, act: Callable[[int, str], None], names: Iterable[str] = STEPS) -> Iterator[None]:
-    """Call act(n, name) before the nth call (from 0) of these methods, except while nobody can vote.
+    """Call act(n, name) before the nth time (from 0) that one of these steps is done, except while nobody can vote.
 
     What act itself calls is not counted.
     """
@@ -139,9 +165,7 @@ def calls(adapter: Adapter, act: Callable[[int, str], None], names: Iterable[str
     made = []
 
     def wrap(name: str) -> None:
-        method = getattr(adapter, name)
-
-        def call(*arguments, **options):
+        def call(method, *arguments):
             nonlocal acting, door
             nobody_votes = door is not None and not door.broken and door.in_transaction
             if not acting and not nobody_votes:
@@ -152,8 +176,8 @@ def calls(adapter: Adapter, act: Callable[[int, str], None], names: Iterable[str
                     acting = False
                 if name == 'lock_votes':
                     door = arguments[0]
-            return method(*arguments, **options)
-        patcher = patch.object(adapter, name, call)
+            return method(*arguments)
+        patcher = patched(adapter, name, call)
         patcher.start()
         made.append(patcher)
 
@@ -167,13 +191,13 @@ def calls(adapter: Adapter, act: Callable[[int, str], None], names: Iterable[str
 
 
 def before(adapter: Adapter, name: str, act: Callable[[], None], nth: int = 0):
-    """Call act() before the nth call of a method."""
+    """Call act() before the nth time that a step is done."""
     return calls(adapter, lambda n, _: act() if n == nth else None, [name])
 
 
 @contextmanager
 def late(adapter: Adapter, name: str) -> Iterator[None]:
-    """Let what was the present when a pack began be long past when it calls a method."""
+    """Let what was the present when a pack began be long past when it comes to a step."""
     passed = []
     with patch.object(pack, 'time', Mock(time=lambda: time.time() + 1000 * len(passed))), \
             before(adapter, name, lambda: passed.append(name)):
@@ -207,10 +231,10 @@ class DurablePostgreSQLHistoryPreserving(DurableBackend):
     replacing = ('(echo "TRUNCATE relstore_garbage, relstore_pack;"; pg_dump --data-only --table=relstore_garbage '
                  '--table=relstore_pack "$COPY") | psql --quiet --set=ON_ERROR_STOP=1 "$ORIGINAL"')
 
-    def adapter(self, name='main'):
+    def address(self, name='main'):
         return relstore.PostgreSQL(self.arguments(name))
 
-    def address(self, name: str) -> str:
+    def named(self, name: str) -> str:
         return self.arguments(name)
 
 
@@ -224,10 +248,10 @@ class DurableMariaDBHistoryPreserving(DurableBackend):
     replacing = ('(echo "DELETE FROM relstore_pack; DELETE FROM relstore_garbage;"; mariadb-dump --no-create-info '
                  '$COPY relstore_garbage relstore_pack) | mariadb $ORIGINAL')
 
-    def adapter(self, name='main'):
+    def address(self, name='main'):
         return relstore.MySQL(**self.arguments(name), driver='pymysql')
 
-    def address(self, name: str) -> str:
+    def named(self, name: str) -> str:
         arguments = self.arguments(name)
         return f'--user=root --socket={arguments["unix_socket"]} {arguments["db"]}'
 

@@ -18,14 +18,14 @@ class Place:
     keep_history: bool
 
     def open(self) -> relstore.RelStore:
-        adapter = getattr(relstore, self.adapter)(**self.arguments)
-        return relstore.RelStore(adapter, keep_history=self.keep_history, commit_lock_timeout=PATIENCE)
+        address = getattr(relstore, self.adapter)(**self.arguments)
+        return relstore.RelStore(address, keep_history=self.keep_history, commit_lock_timeout=PATIENCE)
 
 
 def place_of(test: Backend) -> Place:
     """Return where a test has its database."""
     if isinstance(test, SQLiteBackend):
-        adapter, arguments = 'SQLite', {'data_dir': str(test.adapter().data_dir)}
+        adapter, arguments = 'SQLite', {'data_dir': str(test.address().data_dir)}
     elif isinstance(test, MySQLBackend):
         adapter, arguments = 'MySQL', test.arguments() | {'driver': test.driver}
     else:

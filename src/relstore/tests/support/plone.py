@@ -4,6 +4,7 @@ import lzma
 import os
 import pathlib
 import shutil
+import tarfile
 import tempfile
 import unittest
 
@@ -11,7 +12,7 @@ PROJECT = pathlib.Path(__file__).resolve().parents[4]
 
 
 def unpacked_site(test: unittest.TestCase) -> str:
-    """Return the path of the site's Data.fs, in a directory that is removed after the test.
+    """Return the path of the site's Data.fs, with its blobstorage beside it; they are removed after the test.
 
     Skips the test where the site is absent: it is not part of the project.
     """
@@ -24,4 +25,6 @@ def unpacked_site(test: unittest.TestCase) -> str:
     path = os.path.join(target.name, 'Data.fs')
     with lzma.open(packed) as source, open(path, 'wb') as file:
         shutil.copyfileobj(source, file)
+    with tarfile.open(directory / 'blobstorage.tar.xz') as blobs:
+        blobs.extractall(target.name, filter='data')
     return path

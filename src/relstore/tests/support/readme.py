@@ -16,6 +16,7 @@ from unittest import TestCase
 import psycopg2
 
 import relstore
+from relstore.adapters.addresses import Address
 from relstore.cli.main import main
 from relstore.tests.support.backends import SQLiteBackend
 from relstore.tests.support.servers import StagingMySQL, StagingPostgreSQL, cannot_run, postgresql_programs
@@ -105,7 +106,7 @@ class Typed(TestCase):
             return
         self.layer.server.create_database(name)
 
-    def leads_to(self, name: str = 'zodb', **options) -> relstore.adapters.base.Adapter:
+    def leads_to(self, name: str = 'zodb', **options) -> Address:
         if isinstance(self, SQLiteBackend):
             return relstore.SQLite(str(self.here / 'var' / 'site'))
         if self.is_postgresql:
@@ -114,9 +115,12 @@ class Typed(TestCase):
 
     @contextmanager
     def opened(self, *where, **options) -> Iterator[relstore.RelStore]:
-        adapter = self.leads_to(*where, **options)
-        with closing(relstore.RelStore(adapter, keep_history=self.keep_history)) as storage:
+        with closing(self.new_storage(*where, **options)) as storage:
             yield storage
+
+    def new_storage(self, *where, create_schema=True, **options) -> relstore.RelStore:
+        return relstore.RelStore(self.leads_to(*where, **options), keep_history=self.keep_history,
+                                 create_schema=create_schema, blob_dir=str(self.here / 'blobs'))
 
     def execute(self, sql: str, database: str = 'zodb') -> list[tuple]:
         """Without relstore."""

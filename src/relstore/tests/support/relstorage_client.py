@@ -2,6 +2,7 @@
 
 It runs where RelStorage is installed, and relstore need not be.
 """
+import hashlib
 import json
 import os
 import random
@@ -20,6 +21,7 @@ from relstorage.options import Options
 from relstorage.storage import RelStorage
 from transaction import TransactionManager
 from ZODB import DB
+from ZODB.blob import Blob
 from ZODB.POSException import UndoError
 from ZODB.serialize import referencesf
 from ZODB.utils import z64
@@ -103,6 +105,28 @@ class Client:
         with self.db.transaction() as connection:
             return {name: sorted(document['n'] for document in folder.values())
                     for name, folder in connection.root().items() if name.startswith('folder')}
+
+    def store_blob(self, name: str, size: int) -> list[str]:
+        """Make a blob, or change it; return its oid, its tid, and the digest of its data."""
+        data = random.Random(size).randbytes(size)
+        with self.db.transaction() as connection:
+            blob = connection.root().get(name) or Blob()
+            connection.root()[name] = blob
+            with blob.open('w') as file:
+                file.write(data)
+        return [*self.blob(name)]
+
+    def blob(self, name: str) -> list[str]:
+        """Return its oid, its tid, and the digest of its data, as one sees it who has it not in his cache."""
+        with self.db.transaction() as connection:
+            blob = connection.root()[name]
+            with blob.open('r') as file:
+                digest = hashlib.sha256(file.read()).hexdigest()
+            return [blob._p_oid.hex(), blob._p_serial.hex(), digest]
+
+    def undo_last(self) -> None:
+        with self.db.transaction() as connection:
+            self.db.undo(self.db.undoLog(0, 1)[0]['id'], connection.transaction_manager.get())
 
     def pack(self, ago: float, prepack_only: bool = False, skip_prepack: bool = False) -> None:
         self.db.storage.pack(time.time() - ago, referencesf, prepack_only=prepack_only, skip_prepack=skip_prepack)

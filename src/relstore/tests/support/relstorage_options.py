@@ -12,7 +12,7 @@ RELSTORAGE_OPTIONS = {
     'blob-cache-size': '10gb',
     'blob-cache-size-check': '20',
     'blob-cache-size-check-external': 'true',
-    'blob-chunk-size': '1mb',
+    'blob-chunk-size': '2mb',
     'keep-history': 'false',
     'replica-conf': 'etc/replicas.conf',
     'ro-replica-conf': 'etc/ro-replicas.conf',

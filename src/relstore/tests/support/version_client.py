@@ -13,9 +13,12 @@ from contextlib import closing
 
 from transaction import TransactionManager
 from ZODB import DB
+from ZODB.Connection import TransactionMetaData
 from ZODB.POSException import ConflictError
+from ZODB.serialize import referencesf
 from ZODB.tests.ConflictResolution import PCounter
 from ZODB.tests.MinPO import MinPO
+from ZODB.utils import p64
 
 import relstore
 
@@ -95,6 +98,34 @@ class Client:
             root = connection.root()
             return ([it._value if isinstance(it, PCounter) else it.value for it in root['shared']],
                     [it.value for it in root['many']])
+
+    def begin(self, word: str) -> None:
+        """Change the root in a transaction that is not committed yet."""
+        self.manager = TransactionManager(explicit=True)
+        connection = self.db.open(self.manager)
+        self.manager.begin()
+        connection.root()['word'] = word
+
+    def commit(self) -> None:
+        self.manager.commit()
+
+    def delete(self, oid: int) -> None:
+        """As a collector outside does."""
+        storage, txn = self.db.storage.new_instance(), TransactionMetaData()
+        storage.poll_invalidations()
+        storage.tpc_begin(txn)
+        storage.deleteObject(p64(oid), storage.load(p64(oid))[1], txn)
+        storage.tpc_vote(txn)
+        storage.tpc_finish(txn)
+        storage.release()
+
+    def make_garbage(self) -> None:
+        with self.db.transaction() as connection:
+            connection.root()['many'] = connection.root()['many'][:-1]
+
+    def prepack(self) -> None:
+        """Look for garbage, and write down what is to go."""
+        self.db.storage.pack(time.time(), referencesf, prepack_only=True)
 
     def close(self) -> None:
         self.db.close()

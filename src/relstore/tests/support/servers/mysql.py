@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pymysql
 
+from relstore.tests.support.layers import Long
 from relstore.tests.support.servers.server import Server, SharedServer, cannot_run
 
 PROJECT = Path(__file__).resolve().parents[5]
@@ -284,8 +285,8 @@ def _find_mysql() -> MySQLServer | None:
     return None if mysql_unavailable() else MySQLServer()
 
 
-MariaDBLayer = SharedServer('MariaDBLayer', __name__, _find_mariadb, require_mariadb)
-MySQLLayer = SharedServer('MySQLLayer', __name__, _find_mysql, require_mysql)
+MariaDBLayer = SharedServer('MariaDBLayer', __name__, _find_mariadb, require_mariadb, (Long,))
+MySQLLayer = SharedServer('MySQLLayer', __name__, _find_mysql, require_mysql, (Long,))
 
 
 class DurableMariaDBLayer:

@@ -14,6 +14,7 @@ from pathlib import Path
 import psycopg2
 from psycopg2.extensions import make_dsn, parse_dsn, quote_ident
 
+from relstore.tests.support.layers import Long
 from relstore.tests.support.servers.server import Server, SharedServer, cannot_run
 
 DEFAULTS = {'max_connections': 300, 'listen_addresses': '127.0.0.1'}
@@ -204,7 +205,7 @@ def _find() -> PostgreSQLServer | StagingPostgreSQL | None:
     return PostgreSQLServer() if postgresql_programs() else None
 
 
-PostgreSQLLayer = SharedServer('PostgreSQLLayer', __name__, _find, require_postgresql)
+PostgreSQLLayer = SharedServer('PostgreSQLLayer', __name__, _find, require_postgresql, (Long,))
 
 
 class DurableLayer:

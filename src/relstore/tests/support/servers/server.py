@@ -222,10 +222,18 @@ class SharedServer:
     name       under which the module that makes it has it
     find       makes the server, or returns None where it cannot run here
     require    is called with a test where it cannot: it skips or fails the test with the reason
+    bases      layers that it stands on
     """
 
-    def __init__(self, name: str, module: str, find: Callable[[], Any], require: Callable[[unittest.TestCase], None]):
-        self.__name__, self.__module__, self.__bases__ = name, module, ()
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        find: Callable[[], Any],
+        require: Callable[[unittest.TestCase], None],
+        bases: tuple = (),
+    ):
+        self.__name__, self.__module__, self.__bases__ = name, module, bases
         self._find, self._require = find, require
         self.server = None
 

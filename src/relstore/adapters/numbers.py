@@ -1,0 +1,22 @@
+"""Numbers that SQL and Python have in common, by the names that they have in both."""
+
+# Bytes. A state that is not longer is read for its references where these are not known, together with others.
+SMALL_STATE = 20_000
+
+# What goes of an object in a pack's list, relstore_garbage: all of it, older revisions, all of it in a later pack, and
+# nothing. Of OBJECT and OLDER the first revision that stays is after tid + goes - 1.
+OBJECT, OLDER, LATER, SPARED = 2, 1, 0, -1
+
+# Keys of advisory locks on PostgreSQL, besides oids. What stands in the place of an oid where a lock is told of that is
+# no single object's; SOME_OBJECTS is no lock: it is not known whose. COMMIT_LOCK and PACK_LOCK are RelStorage's, too.
+COMMIT_LOCK, SOME_OBJECTS, EVERYBODY = -1, -2, -3
+PACK_LOCK, SCHEMA_LOCK, OIDS_LOCK = -2, -4, -5
+
+# Conflicts that are resolved at once: vote returns the states of the first so many, the others are asked for in turn.
+TOGETHER = 100
+
+MACROS = {name: str(number) for name, number in {
+    'small_state': SMALL_STATE,
+    'goes_object': OBJECT, 'goes_older': OLDER, 'goes_later': LATER, 'goes_spared': SPARED,
+    'commit_lock': COMMIT_LOCK, 'everybody': EVERYBODY, 'pack_lock': PACK_LOCK, 'schema_lock': SCHEMA_LOCK,
+    'oids_lock': OIDS_LOCK, 'together': TOGETHER}.items()}

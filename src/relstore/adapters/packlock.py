@@ -1,0 +1,117 @@
+"""The lock of packs: who has it packs a database, or keeps packs out of it. RelStorage's packs take the same.
+
+It ends with the session, however that ends.
+"""
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import time
+from typing import TYPE_CHECKING
+
+from relstore.adapters.numbers import PACK_LOCK
+from relstore.errors import ConfigurationError, DatabaseError, Unavailable
+
+if TYPE_CHECKING:
+    from relstore.adapters.base import Adapter
+    from relstore.adapters.filesession import FileSession
+    from relstore.adapters.postgresql import PostgreSQLAdapter
+    from relstore.adapters.sqlite import SQLiteAdapter
+    from relstore.sessions.session import Session
+
+log = logging.getLogger('relstore')
+
+POSTGRESQL_PATIENCE = 1.0   # seconds
+
+
+class PackLock:
+    """The lock of one database."""
+
+    def __init__(self, adapter: Adapter):
+        self._adapter = adapter
+
+    def take(self, session: Session) -> str | None:
+        """Take it. Return None, or who has it."""
+        raise NotImplementedError
+
+    def keep_packs_out(self, session: Session, then: str) -> bool:
+        """Take it for as long as the session lasts. Unavailable says who has it, and what to do `then`.
+
+        Through a pooler it cannot be had: that is no reason to do nothing. Return whether it was. The session may be
+        idle, as far as the server lets it say so.
+        """
+        try:
+            holder = self.take(session)
+        except ConfigurationError as e:
+            log.warning('Let nobody pack %s meanwhile. %s', self._adapter, e)
+            return False
+        if holder is not None:
+            raise Unavailable(f'{self._adapter} is being packed by {holder}; {then}.')
+        self._stay(session)
+        return True
+
+    def _stay(self, session: Session) -> None:
+        """Let a session be idle as long as it likes."""
+        session.run(self._adapter.sql.stay)
+
+
+class PackLockOnPostgreSQL(PackLock):
+    """A lock of the session: one that a pooler may give another server at any time cannot hold it."""
+    _adapter: PostgreSQLAdapter
+
+    def take(self, session: Session) -> str | None:
+        adapter = self._adapter
+        [[backend]] = session.all(adapter.sql.backend)
+        if session.backend_pid != backend:
+            raise ConfigurationError('A pooler stands between this process and the server, and a pack needs a '
+                                     'connection of its own; pack with a dsn that leads to the server itself.')
+        # A session that was closed just now may have it for a moment more.
+        deadline = time.monotonic() + POSTGRESQL_PATIENCE
+        while session.all(adapter.sql.lock_pack) != [(True,)]:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+        else:
+            return None
+        [[key]] = session.all(adapter.sql.lock_key, (PACK_LOCK,))
+        return adapter.lock_holders(session, key)
+
+
+class PackLockOnMySQL(PackLock):
+
+    def take(self, session: Session) -> str | None:
+        [[locked]] = session.all(self._adapter.sql.lock_pack)
+        if locked:
+            return None
+        rows = session.all(self._adapter.sql.pack_holder)
+        return ', '.join(f'connection {number} ({who})' for number, who in rows) or 'another connection'
+
+
+class PackLockOnSQLite(PackLock):
+    """The lock of a file, which the system releases however the process ends."""
+    _adapter: SQLiteAdapter
+
+    def take(self, session: FileSession) -> str | None:     # type: ignore[override]
+        session.run('PRAGMA mmap_size = 0')     # else all that this session removes counts as memory of the process
+        path = self._adapter.data_dir / 'pack.lock'
+        try:
+            file = open(path, 'a+')         # noqa: SIM115 (closed with the session)
+        except OSError as e:
+            raise DatabaseError(f'{path} cannot be written: {e.strerror}') from e
+        session.keep(file)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            return file.read().strip() or 'another process'
+        try:
+            file.truncate(0)
+            file.write(f'the process {os.getpid()}\n')
+            file.flush()
+        except OSError as e:
+            raise DatabaseError(f'{file.name} cannot be written: {e.strerror}') from e
+        return None
+
+    def _stay(self, session: Session) -> None:
+        """Nobody ends it."""

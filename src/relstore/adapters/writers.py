@@ -1,0 +1,112 @@
+"""Who may write to a database, relstore alone or RelStorage too; and what RelStorage finds there then."""
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from relstore.adapters.completion import WITH_HISTORY
+from relstore.adapters.patience import in_tries
+from relstore.errors import ConfigurationError, DatabaseError, Deadlock, LockTimeout, Missing
+
+if TYPE_CHECKING:
+    from relstore.adapters.base import Adapter
+    from relstore.adapters.sqlite import SQLiteAdapter
+    from relstore.sessions.session import Session
+
+WRITERS = 'relstore', 'any'
+# Seconds for which all votes may wait behind one who waits for all who have voted.
+VOTES_TRY = 1.0
+
+
+class Writers:
+    """The writers of one database that relstore has been at, in whichever history mode."""
+
+    def __init__(self, adapter: Adapter):
+        self._adapter = adapter
+
+    def who(self) -> str:
+        """Return who may write, one of WRITERS."""
+        with closing(self._session()) as session:
+            return 'relstore' if self._adapter.writes_alone(session) else 'any'
+
+    def set(self, who: str, timeout: float = 60.0) -> None:
+        """Say who may write, one of WRITERS; wait up to `timeout` seconds for the commits under way.
+
+        'relstore' is a promise that no RelStorage process will: it would see neither a pack nor a large transaction.
+        'any' is refused as long as there is something that it must not see.
+        """
+        with closing(self._session()) as session:
+            if who == 'any':
+                self._refuse_during_a_sweep(session)
+            self._lock_votes(session, timeout)
+            session.run(self._adapter.sql.set_meta, ('writers', who))
+            if who == 'any':
+                session.run(self._adapter.sql.forget_whole)
+            session.run('COMMIT')
+
+    def make_index(self) -> None:
+        """Make the index by which RelStorage polls, if there is none. PostgreSQL waits for what is under way."""
+        with closing(self._session()) as session:
+            if WITH_HISTORY in self._adapter.columns(session)['object_state']:
+                self._make_index(session)
+
+    def _make_index(self, session: Session) -> None:
+        session.run(self._adapter.sql.index_for_relstorage)
+
+    def _session(self) -> Session:
+        try:
+            return self._adapter.connect()
+        except Missing as e:
+            raise ConfigurationError(f'{self._adapter} was never opened by relstore: start the site with relstore '
+                                     'once.') from e
+
+    def _lock_votes(self, session: Session, timeout: float) -> None:
+        def attempt() -> None:
+            try:
+                self._adapter.lock_votes(session, min(VOTES_TRY, timeout))
+            except (LockTimeout, Deadlock):
+                session.rollback()
+                raise
+
+        try:
+            in_tries(attempt, timeout, lambda e: None)
+        except (LockTimeout, Deadlock) as e:
+            raise LockTimeout(f'{self._adapter} had commits under way for {timeout:g} s: the votes are locked by '
+                              f'{self._adapter.vote_holders(session)}.') from e
+
+    def _refuse_during_a_sweep(self, session: Session) -> None:
+        adapter = self._adapter
+        adapter.pack_lock.keep_packs_out(session, 'say so afterwards')
+        if 'relstore_sweep' in adapter.relations(session) and adapter.sweeps.state(session)[1]:
+            raise ConfigurationError(f'A pack of {adapter} was interrupted while it removed what it had found, and '
+                                     'RelStorage could link what is left; let one come to its end first.')
+
+
+class WritersOnPostgreSQL(Writers):
+
+    def _make_index(self, session: Session) -> None:
+        """Nobody waits for it, but it for all transactions: it is to end when nobody wants it any more.
+
+        One that was interrupted (a statement_timeout is enough) is there, and of use to nobody.
+        """
+        sql = self._adapter.sql
+        if session.all(sql.backend) == [(session.backend_pid,)]:        # no pooler, which would keep the settings
+            try:
+                session.all(sql.end_with_client)
+            except DatabaseError:       # before PostgreSQL 14, and on systems that do not tell
+                session.all(sql.end_soon)
+        if session.all(sql.broken_index):
+            session.run(sql.drop_broken_index)
+        super()._make_index(session)
+
+
+class WritersOnSQLite(Writers):
+    _adapter: SQLiteAdapter
+
+    def set(self, who: str, timeout: float = 60.0) -> None:
+        """For RelStorage make the file in which it counts oids: without, it would begin at 1."""
+        super().set(who, timeout)
+        if who == 'any':
+            with closing(self._adapter.connect()) as session, self._adapter.writing(session):  # nobody counts meanwhile
+                [[last]] = session.all(self._adapter.sql.last_oid)
+                self._adapter.oid_file.make(last)
