@@ -222,6 +222,12 @@ class Transaction:
                 # Others hold many; alone it needs a single one.
                 self._give_back()
                 verdict = self._ask(replace(ballot, alone=True))
+            except Deadlock:
+                # Nothing of it is left, and the other goes on. MariaDB finds deadlocks that are none: it queues a
+                # SKIP LOCKED for a moment, in which whoever waits for the lock holder sees a circle (10.11).
+                conflicts.deadlock()
+                self._give_back()
+                verdict = self._ask(ballot)
             except DatabaseError:
                 if self._commit is not None:        # else there was no session
                     self._database.refuse_another_version(self._session)

@@ -25,7 +25,7 @@ from ZODB.utils import p64, u64
 
 from relstore.cli import databases
 from relstore.cli.main import main
-from relstore.errors import ConfigurationError, OutcomeUnknown
+from relstore.errors import ConfigurationError, Deadlock, OutcomeUnknown
 from relstore.tests.support.backends import cases
 
 LARGE = os.urandom(1 << 16) * 50        # several pieces and chunks
@@ -275,6 +275,23 @@ class Suite(unittest.TestCase):
             manager.commit()
         self.forget_files()
         self.assertEqual(self.get(), LARGE)
+
+    def test_a_vote_that_a_deadlock_ended(self):
+        """It is asked again, and the server has forgotten what was sent for it."""
+        def vote(commit, ballot):
+            if not ended:
+                ended.append(commit)
+                commit.session.rollback()
+                raise Deadlock(message='of this test')
+            return real(commit, ballot)
+
+        ended: list[object] = []
+        commit_type = self.storage.database.adapter.commit_type
+        real = commit_type.vote
+        with mock.patch.object(commit_type, 'vote', vote):
+            self.put(LARGE)
+        self.assertEqual(len(ended), 1)
+        self.assertEqual(self.get(db=self.new_db(self.opened())), LARGE)
 
     def test_savepoint_and_more_in_one_transaction(self):
         with self.db.transaction() as connection:

@@ -420,15 +420,13 @@ class DeadlocksOnPostgreSQL(Suite):
             self.addCleanup(watch.close)
         self.third.rows("SET deadlock_timeout = '20s'")      # who has waited longer is not to notice it
 
-    def check(self, error: Exception | None, wanted: Future) -> None:
-        self.assertIs(type(error), Deadlock)
-        self.assertIsInstance(error, ConflictError)
-        wanted.result(30)
+    def check_told(self, deadlocks: int, commits: int) -> None:
         stats = self.impatient.commit_stats()
-        self.assertEqual((stats['deadlocks'], stats['commits']), (1, 0))
+        self.assertEqual((stats['deadlocks'], stats['commits']), (deadlocks, commits))
         self.assertEqual(self.impatient.database.pool.lent, 0)
 
     def test_in_vote(self):
+        """It is asked again, and waits for whoever has won."""
         low, middle, high = sorted(self.object(state(0))[0] for _ in range(3))
         base = [self.other.getTid(oid) for oid in (low, middle, high)]
         self.watch.rows('SELECT pg_advisory_lock(%s)', u64(middle))
@@ -441,7 +439,21 @@ class DeadlocksOnPostgreSQL(Suite):
         self.watch.until("(SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory' "
                          'AND datname = current_database()) = 2')
         self.watch.rows('SELECT pg_advisory_unlock(%s)', u64(middle))
-        self.check(vote.exception(30), wanted)
+        wanted.result(30)
+        self.watch.until_somebody_waits()
+        self.assertFalse(vote.done())
+        self.third.rows('ROLLBACK')
+        self.impatient.tpc_finish(vote.result(30))
+        self.check_told(deadlocks=1, commits=1)
+        self.assertEqual([value_of(self.other.load(oid)[0]) for oid in (low, middle, high)], [1, 1, 1])
+
+    def test_twice_in_vote(self):
+        oid, base = self.object(state(0))
+        with patch.object(self.impatient.database.adapter.commit_type, 'vote',
+                          side_effect=Deadlock(message='of this test')), self.assertRaises(ConflictError):
+            self.voted(self.impatient, (oid, base, state(1)))
+        self.check_told(deadlocks=2, commits=0)
+        commit(self.impatient, (oid, base, state(1)))
 
     def test_in_finish(self):
         oid, base = self.object(state(0))
@@ -453,7 +465,9 @@ class DeadlocksOnPostgreSQL(Suite):
         with self.assertRaises(Deadlock) as raised:
             self.impatient.tpc_finish(txn)
         self.impatient.tpc_abort(txn)
-        self.check(raised.exception, wanted)
+        self.assertIsInstance(raised.exception, ConflictError)
+        wanted.result(30)
+        self.check_told(deadlocks=1, commits=0)
         self.third.rows('ROLLBACK')
         commit(self.impatient, (oid, base, state(1)))
 

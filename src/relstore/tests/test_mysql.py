@@ -326,24 +326,18 @@ class RelStorageBeside(Suite):
     def _changes(self):
         return (self.low, self.base, state(1)), (self.high, self.base, state(1))
 
-    def _is_a_conflict_that_left_nothing(self, error):
-        self.assertIsInstance(error, Deadlock)
-        self.assertIsInstance(error, ConflictError)
-        self.assertIn('eadlock', str(error))
-        self.assertEqual([self.value(oid) for oid in (self.low, self.high)], [0, 0])
-        self.assertEqual(self.mine.database.pool.lent, 0)
-        commit(self.mine, *self._changes())
-        self.assertEqual([self.value(oid) for oid in (self.low, self.high)], [1, 1])
-
-    def test_a_deadlock_in_vote_is_a_conflict(self):
-        """It locks objects in the other order."""
+    def test_a_deadlock_in_vote_ends_with_the_other(self):
+        """It locks objects in the other order. The vote is asked again, and waits."""
         self._lock(self.high)
         vote = self.started(self.voted, self.mine, *self._changes())
         self.watch.until_somebody_waits()
         self._lock(self.low)
-        error = vote.exception(30)
+        self.watch.until_somebody_waits()
+        self.assertFalse(vote.done())
         self.third.rows('ROLLBACK')
-        self._is_a_conflict_that_left_nothing(error)
+        self.finished(self.mine, vote.result(30))
+        self.assertEqual(self.mine.commit_stats()['deadlocks'], 1)
+        self.assertEqual([self.value(oid) for oid in (self.low, self.high)], [1, 1])
 
     def test_a_deadlock_in_finish_is_a_conflict(self):
         """It takes the commit lock, and wants an object after that."""
@@ -354,7 +348,13 @@ class RelStorageBeside(Suite):
         self._lock(self.low)
         error = finish.result(30)
         self.third.rows('ROLLBACK')
-        self._is_a_conflict_that_left_nothing(error)
+        self.assertIsInstance(error, Deadlock)
+        self.assertIsInstance(error, ConflictError)
+        self.assertIn('eadlock', str(error))
+        self.assertEqual([self.value(oid) for oid in (self.low, self.high)], [0, 0])
+        self.assertEqual(self.mine.database.pool.lent, 0)
+        commit(self.mine, *self._changes())
+        self.assertEqual([self.value(oid) for oid in (self.low, self.high)], [1, 1])
 
     def test_a_lock_timeout_is_transient(self):
         """The second that the option says: no more, and less cannot be said here."""
