@@ -15,7 +15,7 @@ from benchmarks.servers import slow_down
 from benchmarks.storages import KINDS, Site
 
 SECONDS_TO_WAIT = 600
-PRELOADED = [f'benchmarks.{part}' for part in ('speed', 'reading', 'commit', 'occupancy', 'memory', 'pack')]
+PRELOADED = [f'benchmarks.{part}' for part in ('speed', 'reading', 'commit', 'occupancy', 'memory', 'pack', 'blobs')]
 
 _processes = multiprocessing.get_context('forkserver')
 _processes.set_forkserver_preload(PRELOADED)

@@ -116,16 +116,16 @@ def _relstore(adapter, keep_history: bool, cache_mb: int, cls: type = relstore.R
     )
 
 
-def _relstore_sqlite(where: str, keep_history: bool, cache_mb: int, cls: type = relstore.RelStore):
-    return _relstore(relstore.SQLite(where, pragmas={'synchronous': 'FULL'}), keep_history, cache_mb, cls)
+def _relstore_sqlite(where: str, keep_history: bool, cache_mb: int, cls: type = relstore.RelStore, **more):
+    return _relstore(relstore.SQLite(where, pragmas={'synchronous': 'FULL'}), keep_history, cache_mb, cls, **more)
 
 
 def _relstore_psycopg(where: str, keep_history: bool, cache_mb: int, cls: type = relstore.RelStore, **more):
     return _relstore(relstore.PostgreSQL(where, driver='psycopg'), keep_history, cache_mb, cls, **more)
 
 
-def _relstore_psycopg2(where: str, keep_history: bool, cache_mb: int):
-    return _relstore(relstore.PostgreSQL(where, driver='psycopg2'), keep_history, cache_mb)
+def _relstore_psycopg2(where: str, keep_history: bool, cache_mb: int, **more):
+    return _relstore(relstore.PostgreSQL(where, driver='psycopg2'), keep_history, cache_mb, **more)
 
 
 def _relstorage_options(keep_history: bool, cache_mb: int, **more):
@@ -136,31 +136,31 @@ def _relstorage_options(keep_history: bool, cache_mb: int, **more):
     )
 
 
-def _relstorage_sqlite(where: str, keep_history: bool, cache_mb: int):
+def _relstorage_sqlite(where: str, keep_history: bool, cache_mb: int, **more):
     from relstorage.adapters.sqlite.adapter import Sqlite3Adapter
     from relstorage.storage import RelStorage
 
-    options = _relstorage_options(keep_history, cache_mb)
+    options = _relstorage_options(keep_history, cache_mb, **more)
     return RelStorage(Sqlite3Adapter(where, pragmas={'synchronous': 'FULL'}, options=options), options=options)
 
 
-def _relstorage_postgresql(where: str, keep_history: bool, cache_mb: int):
+def _relstorage_postgresql(where: str, keep_history: bool, cache_mb: int, **more):
     from relstorage.adapters.postgresql import PostgreSQLAdapter
     from relstorage.storage import RelStorage
 
-    options = _relstorage_options(keep_history, cache_mb, driver='psycopg2')
+    options = _relstorage_options(keep_history, cache_mb, driver='psycopg2', **more)
     return RelStorage(PostgreSQLAdapter(dsn=where, options=options), options=options)
 
 
-def _relstore_mysql(where: dict, keep_history: bool, cache_mb: int):
-    return _relstore(relstore.MySQL(**where, driver='mysqlclient'), keep_history, cache_mb)
+def _relstore_mysql(where: dict, keep_history: bool, cache_mb: int, **more):
+    return _relstore(relstore.MySQL(**where, driver='mysqlclient'), keep_history, cache_mb, **more)
 
 
-def _relstorage_mysql(where: dict, keep_history: bool, cache_mb: int):
+def _relstorage_mysql(where: dict, keep_history: bool, cache_mb: int, **more):
     from relstorage.adapters.mysql import MySQLAdapter
     from relstorage.storage import RelStorage
 
-    options = _relstorage_options(keep_history, cache_mb, driver='MySQLdb')
+    options = _relstorage_options(keep_history, cache_mb, driver='MySQLdb', **more)
     return RelStorage(MySQLAdapter(options=options, **where), options=options)
 
 
@@ -170,8 +170,8 @@ def _zeo(where: str, keep_history: bool, cache_mb: int):
     return ClientStorage(where, cache_size=max(cache_mb, 1) << 20, wait_timeout=30)
 
 
-def _filestorage(where: str, keep_history: bool, cache_mb: int):
-    return FileStorage(str(Path(where) / 'Data.fs'))
+def _filestorage(where: str, keep_history: bool, cache_mb: int, blob_dir: str | None = None, **more):
+    return FileStorage(str(Path(where) / 'Data.fs'), blob_dir=blob_dir)
 
 
 SERVERS = {'postgresql': DurablePostgreSQL, 'mariadb': DurableMariaDB, 'mysql': DurableMySQL}
