@@ -14,16 +14,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
 from threading import Event
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 from persistent.TimeStamp import TimeStamp
 from transaction.interfaces import TransientError
 from ZODB.Connection import TransactionMetaData
+from ZODB.POSException import POSKeyError
 from ZODB.utils import p64, u64, z64
 
 import relstore
 from relstore.caching import memcached
 from relstore.sessions.session import Session
+from relstore.tests.crash.clients import data_of, wrong_data
 from relstore.tests.crash.ledger import ACKNOWLEDGED, FAILED, UNKNOWN, Attempt, Ledger, Revision, Served
 from relstore.tests.crash.storm import Storm
 from relstore.tests.crash.window import GATE, Crashes, between_its_commits, without_the_second
@@ -508,7 +510,24 @@ class TestStorm(unittest.TestCase):
         self.assertFalse(storm.faults[:1], storm.report())
         for ledger in storm.ledgers.values():
             self.assertTrue(ledger.with_outcome(ACKNOWLEDGED))
+        self.assertTrue(all(storm.blobs.values()), storm.report())
         self.assertTrue(any(ledger.phantoms() for ledger in storm.ledgers.values()), storm.report())
+
+
+class TestBlobs(unittest.TestCase):
+    """The storm notices when the data of a blob is not what was stored."""
+
+    def wrong(self, data: bytes) -> str:
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(data)
+            file.flush()
+            return wrong_data(Mock(loadBlob=lambda oid, tid: file.name), Revision(1, 10, 5))
+
+    def test_data(self):
+        self.assertEqual(self.wrong(data_of(5)), '')
+        self.assertRegex(self.wrong(data_of(6)), '^other data: ')
+        self.assertRegex(self.wrong(data_of(5)[:-1]), '^other data: ')
+        self.assertRegex(wrong_data(Mock(loadBlob=Mock(side_effect=POSKeyError)), Revision(1, 10, 5)), '^no data: ')
 
 
 class TestLedger(unittest.TestCase):

@@ -3,6 +3,7 @@ import faulthandler
 import json
 import logging
 import random
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +16,7 @@ from unittest.mock import patch
 
 from transaction.interfaces import TransientError
 from ZODB.Connection import TransactionMetaData
+from ZODB.POSException import POSKeyError
 from ZODB.utils import p64, u64
 
 import relstore
@@ -28,7 +30,8 @@ TRANSACTIONS = 20       # that a storage with a saved cache lives
 THINKS, THOUGHT = 0.2, 0.8      # how many writers take up to so many seconds between what they load and what they store
 PAUSE = 0.005           # seconds between two transactions of a reader, and after a failure of any
 PATIENCE = 5.0          # with memcached. One that is slow on a busy machine would be left alone: then nothing is saved
-WRITER, READER, STARTER = 'writer', 'reader', 'starter'
+WRITER, READER, STARTER, UPLOADER = 'writer', 'reader', 'starter', 'uploader'
+SIZES = 1, 100, 10_000, 100_000, 3_000_000      # bytes of blobs: of one message, and of many
 
 
 class Board:
@@ -53,6 +56,7 @@ class Site:
     driver: str
     keep_history: bool
     oids: list[int]
+    blobs: list[int]                # oids of objects that have data besides
     options: Mapping[str, Any]      # of RelStore
 
     def open(self) -> relstore.RelStore:
@@ -74,7 +78,7 @@ def work(plan: Plan, board: Board) -> None:
     """Be a process, until the board says stop."""
     faulthandler.enable()
     logging.disable(logging.WARNING)
-    role = {WRITER: Writer, READER: Reader, STARTER: Starter}[plan.role]
+    role = {WRITER: Writer, READER: Reader, STARTER: Starter, UPLOADER: Uploader}[plan.role]
     with plan.journal.open('w', buffering=1) as journal, \
             patch.multiple(memcached, SLOW_SECONDS=PATIENCE, TIMEOUT_SECONDS=PATIENCE):
         def write(**entry) -> None:
@@ -98,6 +102,7 @@ class Client:
         self.plan, self.site, self.board, self.write = plan, site, board, write
         self.served, self.told = board.served[site.name], board.told[site.name]
         self.chance = random.Random(f'{plan.seed} {plan.number} {site.name}')
+        self.oids = site.oids
         self.storage: relstore.RelStore | None = None
         self.open()
 
@@ -130,7 +135,7 @@ class Client:
     def load(self, begun: float, count: int) -> list[Revision]:
         """Load some objects, and note who served them."""
         found = []
-        for oid in self.chance.sample(self.site.oids, count):
+        for oid in self.chance.sample(self.oids, count):
             before = self.storage.cache_stats()
             record, tid = self.view.load(p64(oid))
             after = self.storage.cache_stats()
@@ -172,19 +177,20 @@ class Starter(Reader):
 
 class Writer(Client):
     commits = 0
+    loads, stores = LOADS, STORES
 
     def transaction(self, begun):
-        found = self.load(begun, LOADS)
+        found = self.load(begun, self.loads)
         if self.chance.random() < THINKS:
             time.sleep(self.chance.uniform(0, THOUGHT))
         self.commits += 1
-        attempt = Attempt(self.plan.number << 32 | self.commits, time.monotonic(), found[:STORES],
-                          found[STORES:])
+        attempt = Attempt(self.plan.number << 32 | self.commits, time.monotonic(), found[:self.stores],
+                          found[self.stores:])
         txn = TransactionMetaData()
         try:
             self.view.tpc_begin(txn)
             for oid, tid, _ in attempt.bases:
-                self.view.store(p64(oid), p64(tid), state(attempt.value), '', txn)
+                self.store(p64(oid), p64(tid), attempt.value, txn)
             self.view.tpc_vote(txn)
             attempt.tid = u64(self.view.tpc_finish(txn))
             attempt.outcome = ACKNOWLEDGED
@@ -199,6 +205,49 @@ class Writer(Client):
             self.view.tpc_abort(txn)
             attempt.told = time.monotonic()
             self.write(site=self.site.name, attempt=asdict(attempt))
+
+    def store(self, oid: bytes, tid: bytes, value: int, txn: TransactionMetaData) -> None:
+        self.view.store(oid, tid, state(value), '', txn)
+
+
+class Uploader(Writer):
+    """Its objects are blobs, whose data follows from the value."""
+    loads, stores = 2, 1
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.oids = self.site.blobs
+
+    def load(self, begun, count):
+        found = super().load(begun, count)
+        for revision in found:
+            if fault := wrong_data(self.view, revision):
+                self.write(broken=f'{self.site.name}: {fault}')
+        return found
+
+    def store(self, oid, tid, value, txn):
+        with tempfile.NamedTemporaryFile(dir=self.view.temporaryDirectory(), delete=False) as file:
+            file.write(data_of(value))
+        self.view.storeBlob(oid, tid, state(value), file.name, '', txn)
+
+
+def data_of(value: int) -> bytes:
+    """Return the data of a blob that has this value, and of no other."""
+    chance = random.Random(value)
+    return chance.randbytes(chance.choice(SIZES)) + p64(value)
+
+
+def wrong_data(storage: relstore.RelStore, revision: Revision) -> str:
+    """Return what is wrong with the data of a blob, in words; '' if nothing is. Of the first revision there is none."""
+    oid, tid, value = revision
+    if value < 0:
+        return ''
+    try:
+        found = Path(storage.loadBlob(p64(oid), p64(tid))).read_bytes()
+    except POSKeyError as e:
+        return f'no data: {revision}: {e!r}'
+    wanted = data_of(value)
+    return '' if found == wanted else f'other data: {revision}: {len(found)} bytes, wanted {len(wanted)}'
 
 
 def read(journal: Path, ledgers: Mapping[str, Ledger]) -> list[str]:

@@ -12,16 +12,27 @@ from typing import Any
 from ZODB.utils import u64
 
 import relstore
-from relstore.tests.crash.clients import READER, STARTER, WRITER, Board, Plan, Site, read, work
-from relstore.tests.crash.ledger import ACKNOWLEDGED, FAILED, UNKNOWN, Ledger
+from relstore.tests.crash.clients import (
+    READER,
+    STARTER,
+    UPLOADER,
+    WRITER,
+    Board,
+    Plan,
+    Site,
+    read,
+    work,
+    wrong_data,
+)
+from relstore.tests.crash.ledger import ACKNOWLEDGED, FAILED, UNKNOWN, Ledger, Revision
 from relstore.tests.crash.window import Crashes
 from relstore.tests.support.commits import commit
 from relstore.tests.support.records import state, value_of
 from relstore.tests.support.servers import MemcachedServer, PgBouncerServer, PostgreSQLServer
 from relstore.tests.support.watch import Watch
 
-OBJECTS = 40
-WRITERS, READERS, STARTERS = 8, 3, 2
+OBJECTS, BLOBS = 40, 6
+WRITERS, READERS, STARTERS, UPLOADERS = 8, 3, 2, 3
 LEAST_ROUND, LONGEST_ROUND = 0.3, 1.0       # seconds that all work, before the next crash
 PATIENCE = 1.0                              # seconds to wait for the best moment of all
 TOLD = 2                                    # faults of a kind; one makes many
@@ -33,7 +44,7 @@ SLOW_LOG = 'ALTER DATABASE {} SET commit_delay = 100000', 'ALTER DATABASE {} SET
 
 
 class Storm:
-    """go() makes it; then there are `crashes` by way, `ledgers` by site, and what was wrong in `faults`.
+    """go() makes it; then there are `crashes` by way, `ledgers` and `blobs` by site, and what was wrong in `faults`.
 
     server: durable, with a slow writer of its log.
     """
@@ -43,6 +54,7 @@ class Storm:
         self.seed, self.chance = seed, random.Random(seed)
         self.crashes: collections.Counter[str] = collections.Counter()
         self.ledgers: dict[str, Ledger] = {}
+        self.blobs: dict[str, int] = {}     # revisions whose data was compared in the end, by site
         self.faults: list[str] = []
 
     def go(self) -> None:
@@ -56,6 +68,8 @@ class Storm:
                 started.start()
             self._dsns: dict[str, str] = {}
             self._oids: dict[str, list[int]] = {}
+            self._blobs: dict[str, list[int]] = {}
+            self._options: dict[str, dict[str, Any]] = {}
             for name, keep_history in ('preserving', True), ('free', False):
                 self._create(stack, name, keep_history)
             self._run()
@@ -72,14 +86,21 @@ class Storm:
         database = f'storm_{name}_{self.seed}'
         self._dsns[name] = dsn = self.server.create_database(database)
         stack.callback(self.server.drop_database, database)
-        with closing(relstore.RelStore(relstore.PostgreSQL(dsn), keep_history=keep_history)) as storage:
-            oids = [storage.new_oid() for _ in range(OBJECTS)]
+        # The one has its blobs in the database, the other in a directory.
+        self._options[name] = {'blob_dir': str(self._directory / f'blobs {name}'),
+                               'shared_blob_dir': keep_history == bool(self.seed % 2)}
+        with self._open(name, keep_history) as storage:
+            oids = [storage.new_oid() for _ in range(OBJECTS + BLOBS)]
             commit(storage, *((oid, bytes(8), state(-1)) for oid in oids))
         with closing(Watch(dsn)) as watch:
             for setting in SLOW_LOG:
                 watch.rows(setting.format(database))
-        self._oids[name] = [u64(oid) for oid in oids]
+        self._oids[name], self._blobs[name] = [*map(u64, oids[:OBJECTS])], [*map(u64, oids[OBJECTS:])]
         self.ledgers[name] = Ledger(keeps_history=keep_history)
+
+    def _open(self, name: str, keep_history: bool, **more) -> closing:
+        options = self._options[name] | more
+        return closing(relstore.RelStore(relstore.PostgreSQL(self._dsns[name]), keep_history=keep_history, **options))
 
     def _plan(self, number: int, role: str) -> Plan:
         # All who commit count their commits, and every other one comes through the pooler.
@@ -90,12 +111,12 @@ class Storm:
             options['cache_local_dir'] = str(self._directory / f'saved {number}')
         sites = [Site(name, self._bouncer.dsn(dsn) if number % 2 else dsn,
                       'psycopg' if number % 4 > 1 else 'psycopg2', self.ledgers[name].keeps_history,
-                      self._oids[name], options)
+                      self._oids[name], self._blobs[name], options | self._options[name])
                  for name, dsn in self._dsns.items()]
         return Plan(number, role, sites, self._directory / f'journal {number}', self.seed)
 
     def _run(self) -> None:
-        roles = [WRITER] * WRITERS + [READER] * READERS + [STARTER] * STARTERS
+        roles = [WRITER] * WRITERS + [READER] * READERS + [STARTER] * STARTERS + [UPLOADER] * UPLOADERS
         plans = [self._plan(number, role) for number, role in enumerate(roles)]
         self._board = Board(len(plans), self.ledgers)
         self._processes = [FORK.Process(target=work, args=(plan, self._board), daemon=True)
@@ -162,9 +183,16 @@ class Storm:
         """Enter what is there in the end."""
         for name, ledger in self.ledgers.items():
             with closing(Watch(self._dsns[name])) as watch:
-                oids = self._oids[name]
+                oids = self._oids[name] + self._blobs[name]
                 ledger.rows = {(oid, tid): value_of(bytes(record)) for oid, tid, record in watch.rows(
                     'SELECT zoid, tid, state FROM object_state WHERE zoid = ANY(%s)', oids)}
+            # As a machine reads them that has none of them in a cache.
+            more = {} if self._options[name]['shared_blob_dir'] else {'blob_dir': str(self._directory / f'new {name}')}
+            with self._open(name, ledger.keeps_history, **more) as storage:
+                data = [wrong_data(storage, Revision(oid, tid, value)) for (oid, tid), value in ledger.rows.items()
+                        if oid in self._blobs[name]]
+            self.blobs[name] = len(data)
+            self.faults += [f'{name}: {fault}' for fault in data if fault]
 
     def report(self) -> str:
         """Return what happened, in a few lines."""
@@ -173,5 +201,6 @@ class Storm:
             outcomes = collections.Counter(attempt.outcome for attempt in ledger.attempts.values())
             commits = ', '.join(f'{outcomes[each]:,} {each}' for each in (ACKNOWLEDGED, FAILED, UNKNOWN))
             lines.append(f'{name}: commits: {commits}; phantoms served: {dict(ledger.phantoms()) or "none"}; '
+                         f'blobs compared: {self.blobs.get(name, 0):,}; '
                          f'served in all: {dict(collections.Counter(served.by for served in ledger.served))}')
         return '\n'.join([*lines, *(f'FAULT: {fault}' for fault in self.faults)])
