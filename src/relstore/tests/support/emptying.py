@@ -8,10 +8,15 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import Any
+
+import psycopg2
+import pymysql
 
 import relstore
 from relstore.adapters.addresses import Address
+from relstore.blobs.base import KEY, SHARED
 from relstore.tests.support.watch import AnyWatch
 
 # Bytes of states from which on new files take less time than the rows, which PostgreSQL would keep until a vacuum.
@@ -40,7 +45,7 @@ class Emptying:
         """
         noted = self._noted.pop(key, None)
         if noted is None or noted.shape != self.shape(watch):
-            statements = self._zap_all(address(), keep_history)
+            statements = self._zap_all(address(), keep_history, watch)
             noted = Noted(self.shape(watch), _meta(watch), statements)
         else:
             for statement in self.chosen(watch, noted.statements):
@@ -48,8 +53,14 @@ class Emptying:
             _reset_meta(watch, noted.meta)
         self._noted[key] = noted
 
-    def _zap_all(self, address: Address, keep_history: bool) -> tuple[str, ...]:
-        with closing(relstore.RelStore(address, keep_history=keep_history)) as storage:
+    def _zap_all(self, address: Address, keep_history: bool, watch: AnyWatch) -> tuple[str, ...]:
+        # A database with blobs is opened by those alone who say where they are.
+        try:
+            shared = _meta(watch).get(KEY) == SHARED
+        except (psycopg2.errors.UndefinedTable, pymysql.err.ProgrammingError):      # a test has dropped it
+            shared = False
+        with TemporaryDirectory() as blobs, closing(relstore.RelStore(
+                address, keep_history=keep_history, blob_dir=blobs, shared_blob_dir=shared)) as storage:
             storage.zap_all()
             storage.database.adapter.writers.set('relstore')        # a test may have said otherwise
             return self.statements(storage.database.adapter.sql)
