@@ -277,6 +277,10 @@ class Sharing(Suite):
     def test_a_memcached_that_fails_in_any_way(self):
         """Both processes go on, views are consistent, and each change is seen at the next transaction: the database is
         asked."""
+        # One that a busy machine makes slow has not failed: what could not be told is seen when the debt is paid.
+        patience = patch.object(memcached, 'TIMEOUT_SECONDS', 2.0)
+        patience.start()
+        self.addCleanup(patience.stop)
         site, other = self.pair()
         noise = 0
 
