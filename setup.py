@@ -67,5 +67,6 @@ setup(
     entry_points={'console_scripts': [
         'relstore = relstore.cli.main:main',
         'zodbpack = relstore.cli.zodbpack:main',
+        'zodbconvert = relstore.cli.convert:main',
     ]},
 )

@@ -8,6 +8,8 @@ remove garbage from when a copy begins until it has all, also where it is interr
 * Nothing is added to a database that is not whole: see whole.py. It is looked at before the source is read, and by each
   vote. That holds through a pooler, too, where there is no such lock.
 """
+from __future__ import annotations
+
 import logging
 import os
 import shutil
@@ -32,6 +34,9 @@ log = logging.getLogger('relstore')
 
 # Seconds after which the session that keeps packs out is used.
 ALIVE = 5.0
+
+# For the newest transaction before another: none, an hour, a month, and all.
+LOOKED_BACK_MINUTES = 0, 60, 31 * 24 * 60, 1 << 31
 
 Progress = Callable[[bytes, int, int], None]
 
@@ -70,6 +75,19 @@ class Guard:
                                'may lack something; copy into an empty database (zap_all empties this one).')
 
 
+class Unguarded:
+    """Stands for a Guard where there is none: packs of the destination are not kept out."""
+
+    def begin(self, is_empty: bool) -> None:
+        """Anything may be added to."""
+
+    def look(self) -> None:
+        """No session is used."""
+
+    def prove(self) -> None:
+        """Nothing is known."""
+
+
 @contextmanager
 def guarded(adapter: Adapter) -> Iterator[Guard]:
     """Keep packs out of a database."""
@@ -81,29 +99,24 @@ def guarded(adapter: Adapter) -> Iterator[Guard]:
             session.close()
 
 
-def copy_transactions(source: Any, destination: IStorageRestoreable, guard: Guard, progress: Progress | None = None
-                      ) -> None:
+def copy_transactions(source: Any, destination: IStorageRestoreable, guard: Guard | Unguarded,
+                      progress: Progress | None = None, files: BlobFiles | None = None, known: bytes = b'') -> None:
     """Copy what `source` has and `destination` has not, with the same tids, users, descriptions and records.
 
     A copy that was interrupted goes on where it stopped. A destination that holds something else is refused, and one
     from which garbage may have been removed.
     progress: called after each transaction with its tid, its number of records and their size in bytes.
+    files: of the source's blobs; by default what cannot be copied is left out, and told in the end.
+    known: the newest transaction of which is known that it was copied from this source, if any is.
     """
     last = destination.lastTransaction()
-    if u64(last):
-        _check_common(source, last)
+    if u64(last) and last != known:
+        _check_common(source, destination, last)
     guard.begin(not u64(last))
-    files = BlobFiles(source, destination)
-    previous = TimeStamp(last)
+    if files is None:
+        files = BlobFiles(source, destination, destination.database.untransform)
     with _transactions(source, p64(u64(last) + 1) if u64(last) else None) as transactions:
-        for transaction in transactions:
-            stamp = TimeStamp(transaction.tid)
-            if u64(transaction.tid) <= u64(previous.raw()):
-                later = stamp.laterThan(previous)
-                log.warning('The source has a transaction at %s after one at %s; it is copied as of %s.',
-                            stamp, previous, later)
-                stamp = later
-            previous = stamp
+        for stamp, transaction in rising(transactions, last):
             destination.tpc_begin(transaction, stamp.raw(), transaction.status)
             try:
                 records = size = 0
@@ -129,21 +142,40 @@ def copy_transactions(source: Any, destination: IStorageRestoreable, guard: Guar
     files.warn()
 
 
-class BlobFiles:
-    """Copies of the files of a source's blobs, for a destination that takes them over."""
+def rising(transactions: Iterable[Any], last: bytes) -> Iterator[tuple[TimeStamp, Any]]:
+    """Yield (stamp, transaction), each stamp later than the one before, and than the tid `last`."""
+    previous = TimeStamp(last)
+    for transaction in transactions:
+        stamp = TimeStamp(transaction.tid)
+        if u64(transaction.tid) <= u64(previous.raw()):
+            later = stamp.laterThan(previous)
+            log.warning('The source has a transaction at %s after one at %s; it is copied as of %s.',
+                        stamp, previous, later)
+            stamp = later
+        previous = stamp
+        yield stamp, transaction
 
-    def __init__(self, source: Any, destination: Any):
+
+class BlobFiles:
+    """Copies of the files of a source's blobs, for a destination that takes them over.
+
+    plain: makes a pickle of a record, which a wrapper may keep in another form.
+    strict: whether a blob that cannot be copied is an error. Else it is told in the end.
+    """
+
+    def __init__(self, source: Any, destination: Any, plain: Callable[[bytes], bytes], strict: bool = False):
         self._source, self._destination = source, destination
         self._there, self._wanted = IBlobStorage.providedBy(source), IBlobStorage.providedBy(destination)
         self._left, self._missing = 0, 0
-        # A wrapper may keep records in another form than a pickle.
-        self._plain: Callable[[bytes], bytes] = destination.database.untransform
+        self._plain, self._strict = plain, strict
 
     def copy_of(self, record: Any) -> str | None:
         """Return the path of a copy of a record's blob, or None if it has none."""
         if not self._is_of_blob(record.data):
             return None
         if not self._there:
+            if self._strict:
+                raise ConfigurationError('The source has blobs: name the directory that they are in.')
             self._left += 1
             return None
         if not self._wanted:
@@ -151,6 +183,9 @@ class BlobFiles:
         try:
             file = self._source.openCommittedBlobFile(record.oid, record.tid)
         except POSKeyError:
+            if self._strict:
+                raise StorageError(f'The source has no data of the blob {u64(record.oid):#x} of '
+                                   f'{TimeStamp(record.tid)}.') from None
             self._missing += 1
             return None
         with file:
@@ -180,13 +215,28 @@ class BlobFiles:
             log.warning('The source lacks the files of %d blobs, and so does the copy.', self._missing)
 
 
-def _check_common(source: Any, last: bytes) -> None:
-    """A destination is the beginning of the source if its newest transaction is one of the source's."""
-    with _transactions(source, last, last) as transactions:
-        if any(transaction.tid == last for transaction in transactions):
-            return
-    raise StorageError(f'The destination holds transactions that the source does not have (its newest is '
-                       f'{TimeStamp(last)}); copy into an empty database.')
+def _check_common(source: Any, destination: Any, last: bytes) -> None:
+    """A destination is the beginning of the source if the newest transaction of the source up to its own is there.
+
+    That is its own, unless the source was packed since, or keeps no history.
+    """
+    newest = _newest(source, last)
+    if newest is None or newest != last and _newest(destination, newest) != newest:
+        raise StorageError(f'The destination holds transactions that the source does not have (its newest is '
+                           f'{TimeStamp(last)}); copy into an empty database.')
+
+
+def _newest(storage: Any, last: bytes) -> bytes | None:
+    """Return the newest tid up to `last`, if there is one. It is likely to be this one, or not long before."""
+    for minutes in LOOKED_BACK_MINUTES:
+        start = p64(max(u64(last) - (minutes << 32), 0))        # the high half of a tid counts minutes
+        with _transactions(storage, start, last) as transactions:
+            found = None
+            for transaction in transactions:
+                found = transaction.tid
+        if found is not None:
+            return found
+    return None
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from ZODB.blob import is_blob_record
 from ZODB.utils import u64
 
 from relstore.blobs.shared import BlobsInDirectory
-from relstore.cli import databases
+from relstore.cli import databases, places
 from relstore.cli.progress import counted, size
 from relstore.storage import RelStore
 
@@ -21,7 +21,7 @@ OLD_SECONDS = 24 * 3600.0
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument('config', metavar='CONFIG', help='a file with <relstore> or <zodb_db> sections, say zope.conf')
+    parser.add_argument('config', metavar='CONFIG', help=places.HELP)
     parser.add_argument('--fix', action='store_true',
                         help='remove files that belong to nothing and are older than a day, and nothing else. '
                              'Never say it of a copy of a database that was led to the directory of the original')
@@ -32,7 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Return 0, or 1 where the data of a blob is missing, or a file belongs to nothing and stays."""
-    return max([_one(named, args.fix, args.take_over) for named in databases.read(args.config)])
+    return max([_one(named, args.fix, args.take_over) for named in places.find(args.config)])
 
 
 def _one(named: databases.Named, fix: bool, take_over: bool) -> int:

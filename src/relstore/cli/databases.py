@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import ZConfig
 import ZConfig.loader
+import ZODB.config
 from ZODB.config import BaseConfig
 from ZODB.interfaces import IStorageWrapper
 from ZODB.POSException import POSError
@@ -22,6 +23,7 @@ from ZODB.POSException import POSError
 from relstore.adapters.addresses import Address
 from relstore.adapters.base import Adapter
 from relstore.config import StorageSection
+from relstore.converting.filestorage import LiveFileStorage
 from relstore.errors import ConfigurationError
 from relstore.options import Options
 from relstore.storage import RelStore
@@ -40,6 +42,8 @@ SCHEMA = """
   <multisection type="ZODB.database" name="*" attribute="databases"/>
 </schema>
 """
+
+Section = TypeVar('Section', bound=BaseConfig)
 
 _ZOPES = re.compile(r'^\s*<zodb_db\b', re.MULTILINE | re.IGNORECASE)
 _BEGIN, _END = re.compile(r'\s*<zodb_db\b', re.IGNORECASE), re.compile(r'\s*</zodb_db\s*>', re.IGNORECASE)
@@ -61,32 +65,68 @@ class Named:
     name: str                       # of its section, or ''
     factory: BaseConfig
 
+    @property
+    def path(self) -> str:
+        """Of a FileStorage the path of its file, else ''."""
+        return str(self.factory.config.path) if isinstance(self.factory, ZODB.config.FileStorage) else ''
+
+    @property
+    def is_made(self) -> bool:
+        """Whether there is a database for each section of relstore's in it, with tables."""
+        return all(_address(section).is_there() for section in _sections(self.factory, StorageSection)) and all(
+            _has_tables(adapter) for adapter in self.adapters())
+
     @contextmanager
-    def open(self) -> Iterator[Opened]:
-        for section in _sections(self.factory):
+    def open(self, reading: bool = False, making: bool = False) -> Iterator[Opened]:
+        """Open it, and close it in the end.
+
+        reading: nothing is written, and of a FileStorage not even a lock. making: what is not there is made.
+        """
+        for section in _sections(self.factory, StorageSection):
             section.config.cache_local_dir = None       # nothing is loaded that is worth to be saved, or to be read
-            _there(section)
+            section.config.read_only = section.config.read_only or reading
+            if not making:
+                _there(section)
         with foreign(self.name or 'The storage'):
-            storage = self.factory.open()
+            storage = self._opened_to_read() if reading else self.factory.open()
         with closing(storage):
             if hasattr(storage, 'registerDB'):
                 storage.registerDB(_Plain())
             yield Opened(self.name or storage.getName(), storage, _innermost(storage))
 
+    def _opened_to_read(self) -> Any:
+        config = self.factory.config
+        if isinstance(self.factory, ZODB.config.FileStorage):
+            return LiveFileStorage(config.path, config.blob_dir or '')
+        for kind in ZODB.config.FileStorage, ZODB.config.ZEOClient:
+            for section in _sections(self.factory, kind):
+                section.config.read_only = True
+        return self.factory.open()
+
     def adapters(self) -> Iterator[Adapter]:
         """Yield the adapter of each storage of relstore's in it; their tables are not looked at."""
-        for section in _sections(self.factory):
+        for section in _sections(self.factory, StorageSection):
             options = Options.from_section(section.config, warn=False)
             yield _there(section).bind(options.keep_history, options.read_only)
 
 
 def _there(section: StorageSection) -> Address:
     """Return the address of a section. ConfigurationError: there is no database, and to open it would make one."""
-    [factory] = section.config.adapters
-    address: Address = factory.open()
+    address = _address(section)
     if not address.is_there():
         raise ConfigurationError(f'{address} is not there.')
     return address
+
+
+def _address(section: StorageSection) -> Address:
+    [factory] = section.config.adapters
+    address: Address = factory.open()
+    return address
+
+
+def _has_tables(adapter: Adapter) -> bool:
+    with adapter.completion() as completion:
+        return 'object_state' in adapter.relations(completion.session)
 
 
 @contextmanager
@@ -130,10 +170,22 @@ class _Loader(ZConfig.loader.ConfigLoader):
 
 def read(path: str) -> list[Named]:
     """Return the storages that a file names, not opened. ConfigurationError, OSError: it cannot be used."""
-    try:
+    def load() -> Any:
         with open(path, encoding='utf-8') as file:      # by ourselves, for ZConfig would tell of an URL
             beside = _BESIDE.search(file.read()) is not None
-        config, _ = _Loader(beside).loadURL(path)
+        return _Loader(beside).loadURL(path)
+
+    return _named(load, path)
+
+
+def read_text(text: str, name: str) -> list[Named]:
+    """Return the storages that a text names which is as such a file; it imports relstore. name: what to call it."""
+    return _named(lambda: _Loader(False).loadFile(io.StringIO(f'%import relstore\n{text}')), name)
+
+
+def _named(load: Callable[[], Any], path: str) -> list[Named]:
+    try:
+        config, _ = load()
     except (ZConfig.ConfigurationError, ZConfig.SchemaError, UnicodeDecodeError, ValueError) as e:
         first, *rest = str(e).splitlines()
         last = rest[-1] if rest else ''     # there may be a traceback between
@@ -158,15 +210,15 @@ def _of_databases(lines: list[str]) -> Iterator[str]:
         inside = inside and not _END.match(line)
 
 
-def _sections(section: Any) -> Iterator[StorageSection]:
-    """Yield the sections of relstore's in a storage section, whatever is around them."""
-    if isinstance(section, StorageSection):
+def _sections(section: Any, kind: type[Section]) -> Iterator[Section]:
+    """Yield the sections of a kind in a storage section, whatever is around them."""
+    if isinstance(section, kind):
         yield section
     elif isinstance(section, BaseConfig) or hasattr(section, 'config'):
         for name in section.config.getSectionAttributes():
             value = getattr(section.config, name)
             for inner in value if isinstance(value, list) else [value]:
-                yield from _sections(inner)
+                yield from _sections(inner, kind)
 
 
 def _innermost(storage: Any) -> RelStore | None:

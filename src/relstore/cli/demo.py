@@ -7,31 +7,27 @@ from __future__ import annotations
 
 import hashlib
 import os
-import struct
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ZODB.BaseStorage import TransactionRecord
-from ZODB.blob import FilesystemHelper, is_blob_record
+from ZODB.blob import is_blob_record
 from ZODB.DB import DB
 from ZODB.FileStorage import FileStorage
-from ZODB.FileStorage.FileStorage import FileStorageError
-from ZODB.FileStorage.format import CorruptedError
-from ZODB.interfaces import IBlobStorage
 from ZODB.POSException import POSKeyError
 from ZODB.TimeStamp import TimeStamp
 from ZODB.utils import oid_repr, tid_repr, z64
-from zope.interface import alsoProvides
 
 from relstore import RelStore, SQLite
 from relstore.cli.sample import write_sample
+from relstore.converting.filestorage import LiveFileStorage, readable
 from relstore.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -56,33 +52,6 @@ ZOPE_CONF = """\
 
 class Difference(Exception):
     """The copy is not what was copied; the message names the transaction and the object."""
-
-
-class Source(FileStorage):
-    """A FileStorage as it is now, read only: its site may go on writing meanwhile.
-
-    blobs: the directory of its blobs, as it is; '': there is none.
-    """
-
-    def __init__(self, path: str, blobs: str = '') -> None:
-        super().__init__(path, read_only=True)
-        self._blob_files = FilesystemHelper(blobs) if blobs else None
-        if blobs:
-            alsoProvides(self, IBlobStorage)
-        if _load(self, ROOT) is None:
-            self.close()
-            raise ConfigurationError(f'{path} holds no root object: nothing was ever stored in it.')
-
-    def iterator(self, start: bytes | None = None, stop: bytes | None = None) -> Iterator[Any]:
-        last = self.lastTransaction()
-        return super().iterator(start, last if stop is None else min(stop, last))
-
-    def openCommittedBlobFile(self, oid: bytes, serial: bytes, blob: object = None) -> IO[bytes]:
-        """Return the file of a blob, open for reading. POSKeyError: there is none."""
-        if self._blob_files is not None:
-            with suppress(FileNotFoundError):
-                return open(self._blob_files.getBlobFilename(oid, serial), 'rb')
-        raise POSKeyError(oid, serial)
 
 
 @dataclass
@@ -126,11 +95,10 @@ def _demo(report: Report, data: str | None, blobs: str | None, into: str | None)
             with report.step('Write a sample site') as step:
                 write_sample(data)
                 step.result = f'{os.path.getsize(data) / 1e6:.1f} MB'
-        with _readable(data):
-            source = stack.enter_context(closing(Source(data, _blob_directory(data, blobs))))
+        source = stack.enter_context(closing(LiveFileStorage(data, _blob_directory(data, blobs))))
         directory = empty_directory(into)
         report.say(f'From {os.path.abspath(data)} into {directory}')
-        with report.step('Read the FileStorage') as step, _readable(data):
+        with report.step('Read the FileStorage') as step, readable(data):
             content = survey(source, step.advance)
             step.result = f'{content.transactions:,} transactions, {len(content.oids):,} objects'
         with closing(_open(directory)) as storage:
@@ -174,17 +142,6 @@ def _demo(report: Report, data: str | None, blobs: str | None, into: str | None)
     report.say(ZOPE_CONF.format(directory=directory))
 
 
-@contextmanager
-def _readable(path: str) -> Iterator[None]:
-    """Turn what ZODB raises for a file that is no FileStorage, or a damaged one, into a sentence."""
-    try:
-        yield
-    except (FileStorageError, CorruptedError, ValueError, struct.error) as error:
-        raise ConfigurationError(
-            f'{path} cannot be read as a FileStorage ({type(error).__name__}: {error}).'
-        ) from error
-
-
 def empty_directory(path: str | None) -> str:
     """Return a directory with nothing in it, made if need be: nothing is ever overwritten."""
     if path is None:
@@ -208,7 +165,7 @@ def _blob_directory(data: str, given: str | None) -> str:
     return ''
 
 
-def survey(source: Source, advance: Callable[[], None]) -> Content:
+def survey(source: LiveFileStorage, advance: Callable[[], None]) -> Content:
     """Count what is in the FileStorage, and list the revisions of blobs that have a file."""
     content = Content()
     for txn in source.iterator():
@@ -264,7 +221,7 @@ def compare_objects(
         advance()
 
 
-def compare_blobs(source: Source, storage: RelStore, revisions: list[tuple[bytes, bytes]],
+def compare_blobs(source: LiveFileStorage, storage: RelStore, revisions: list[tuple[bytes, bytes]],
                   advance: Callable[[], None]) -> int:
     """Compare the data of all blobs, by digest; return how many bytes they have. Difference as above."""
     size = 0

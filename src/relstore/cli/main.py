@@ -6,12 +6,12 @@ import argparse
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
-from relstore.cli import adopt, blobs, demo, refs, statements, writers, zodbpack
+from relstore.cli import adopt, blobs, convert, demo, refs, statements, writers, zodbpack
 from relstore.cli.errors import run
 
 # A verb is a module with add_arguments(parser) and run(args) -> exit status; its docstring is the help.
-VERBS = {'adopt': adopt, 'blobs': blobs, 'demo': demo, 'pack': zodbpack, 'refs': refs, 'statements': statements,
-         'writers': writers}
+VERBS = {'adopt': adopt, 'blobs': blobs, 'convert': convert, 'demo': demo, 'pack': zodbpack, 'refs': refs,
+         'statements': statements, 'writers': writers}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,45 +11,50 @@ from relstore.packing.report import Progress
 
 INTERVAL = 5.0      # seconds between two lines
 
+Number = Callable[[float], str]
+
 
 @contextmanager
-def progress(in_lines: bool = False) -> Iterator[Progress]:
+def progress(in_lines: bool = False, in_bytes: bool = False) -> Iterator[Progress]:
     """Yield what is to be told how far it is: (what is being done, how much of it is done, of how much or None)."""
+    number = size if in_bytes else '{:,.0f}'.format
     if in_lines or not sys.stdout.isatty():
-        yield Lines()
+        yield Lines(number)
         return
     try:
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bars
     except ImportError:
-        yield Lines()
+        yield Lines(number)
         return
-    columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn(), TextColumn('{task.fields[rate]}'),
-               TimeRemainingColumn())
+    columns = (TextColumn('{task.description}'), BarColumn(), TextColumn('{task.fields[done]}'), TimeRemainingColumn())
     with Bars(*columns, transient=True) as bars:
-        yield _Bar(bars)
+        yield _Bar(bars, number)
 
 
 class _Bar:
     """The bar of what is being done; that of what was done before goes."""
 
-    def __init__(self, bars: Any) -> None:
-        self._bars, self._what, self._task = bars, '', None
+    def __init__(self, bars: Any, number: Number) -> None:
+        self._bars, self._number, self._what, self._task = bars, number, '', None
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
         if what != self._what:
             if self._task is not None:
                 self._bars.remove_task(self._task)
             self._what, self._began = what, time.monotonic()
-            self._task = self._bars.add_task(what, total=total, rate='')
-        self._bars.update(self._task, completed=done, total=total, rate=_rate(done, time.monotonic() - self._began))
+            self._task = self._bars.add_task(what, total=total, done='')
+        told = _of(done, total, self._number)
+        if rate := _rate(done, time.monotonic() - self._began, self._number):
+            told += f', {rate}'
+        self._bars.update(self._task, completed=done, total=total, done=told)
 
 
 class Lines:
     """A line every few seconds, for a log."""
 
-    def __init__(self) -> None:
-        self._what, self._told = '', time.monotonic()
+    def __init__(self, number: Number = '{:,.0f}'.format) -> None:
+        self._number, self._what, self._told = number, '', time.monotonic()
         self._began = self._told
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
@@ -59,19 +64,23 @@ class Lines:
         if now - self._told < INTERVAL:
             return
         self._told = now
-        line = f'{what}: {done:,}' if done else what
+        line = f'{what}: {_of(done, total, self._number)}' if done else what
         rate = done / (now - self._began) if now > self._began else 0
         if done and total:
-            line += f' of {total:,} ({min(100 * done // total, 100)} %)'
+            line += f' ({min(100 * done // total, 100)} %)'
         if rate:
-            line += f', {_rate(done, now - self._began)}'
+            line += f', {_rate(done, now - self._began, self._number)}'
             if total:
                 line += f', {duration(max(total - done, 0) / rate)} left'
         print(line, flush=True)
 
 
-def _rate(done: int, seconds: float) -> str:
-    return f'{done / seconds:,.0f}/s' if done and seconds > 0 else ''
+def _of(done: int, total: int | None, number: Number) -> str:
+    return f'{number(done)} of {number(total)}' if total else number(done)
+
+
+def _rate(done: int, seconds: float, number: Number) -> str:
+    return f'{number(done / seconds)}/s' if done and seconds > 0 else ''
 
 
 def duration(seconds: float) -> str:

@@ -15,7 +15,7 @@ from itertools import islice
 from ZODB.POSException import POSError
 
 from relstore.adapters.rights import PACK
-from relstore.cli import databases
+from relstore.cli import databases, places
 from relstore.cli.progress import counted, progress
 from relstore.errors import Unavailable
 from relstore.packing.checks import RANGE, TOLD, Found, Survey
@@ -23,7 +23,7 @@ from relstore.storage import RelStore
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument('config', metavar='CONFIG', help='a file with <relstore> or <zodb_db> sections, say zope.conf')
+    parser.add_argument('config', metavar='CONFIG', help=places.HELP)
     parser.add_argument('--jobs', type=_jobs, default=min(os.cpu_count() or 1, 4), metavar='N',
                         help='processes that work at a time (default: %(default)s)')
     mode = parser.add_mutually_exclusive_group()
@@ -49,7 +49,7 @@ def _oid(text: str) -> int:
 
 def run(args: Namespace) -> int:
     """Return 0, or 1 where the comparison finds that references are wrong or records cannot be read."""
-    return max([_one(args, number, named) for number, named in enumerate(databases.read(args.config))])
+    return max([_one(args, number, named) for number, named in enumerate(places.find(args.config))])
 
 
 def _one(args: Namespace, number: int, named: databases.Named) -> int:
@@ -151,7 +151,7 @@ _look: Callable[[int, int], Found]
 def _begin(config: str, number: int, check: bool) -> None:
     global _look
     threading.Thread(target=_end_with_the_first, daemon=True).start()
-    opened = _opened.enter_context(databases.read(config)[number].open())
+    opened = _opened.enter_context(places.find(config)[number].open())
     assert opened.relstore is not None
     survey = Survey(opened.relstore.database)
     _look = survey.compare if check else survey.fill

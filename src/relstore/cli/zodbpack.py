@@ -5,20 +5,18 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 
 from persistent.TimeStamp import TimeStamp
 from ZODB.serialize import referencesf
 from ZODB.utils import p64
 
-from relstore.cli import databases
+from relstore.cli import databases, places
 from relstore.cli.errors import INTERRUPTED
 from relstore.cli.errors import run as run_tool
+from relstore.cli.logs import told_on_stderr
 from relstore.cli.progress import counted, duration, progress, size
 from relstore.errors import ConfigurationError
 from relstore.packing.checks import ClassSize, Dangling, Survey
@@ -44,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('config', metavar='CONFIG', help='a file with <relstore> or <zodb_db> sections, say zope.conf')
+    parser.add_argument('config', metavar='CONFIG', help=places.HELP)
     parser.add_argument('-d', '--days', type=float, default=1, metavar='N',
                         help='keep what was current, or reachable, in the last N days (default: 1; 0, or less: pack to '
                              'now)')
@@ -65,27 +63,13 @@ def run(args: argparse.Namespace) -> int:
     if not args.days <= 36525:
         args.refuse('--days needs a number up to 36525.')
     args.days = max(args.days, 0)
-    with _logging(args.verbose):
+    with told_on_stderr(args.verbose):
         return _all(args)
-
-
-@contextmanager
-def _logging(verbose: bool) -> Iterator[None]:
-    logger, handler = logging.getLogger('relstore'), logging.StreamHandler()
-    handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s' if verbose else '%(message)s'))
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO if verbose else logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
 
 
 def _all(args: argparse.Namespace) -> int:
     """Return the worst status; one storage that cannot be packed does not keep the others from it."""
-    named = databases.read(args.config)
+    named = places.find(args.config)
     if args.list:
         open(args.list, 'w').close()
     worst = 0

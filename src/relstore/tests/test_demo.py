@@ -22,6 +22,7 @@ from relstore import RelStore
 from relstore.cli import demo
 from relstore.cli.main import main
 from relstore.cli.sample import write_sample
+from relstore.converting.filestorage import LiveFileStorage
 from relstore.errors import ConfigurationError
 from relstore.tests.support.layers import Processes
 from relstore.tests.support.plone import unpacked_site
@@ -241,7 +242,7 @@ class DifferenceTests(DemoTestCase):
     def setUp(self):
         super().setUp()
         write_sample(self.path, transactions=5)
-        self.source = demo.Source(self.path)
+        self.source = LiveFileStorage(self.path)
         self.addCleanup(self.source.close)
 
     def altered(self, old, new):
@@ -260,7 +261,7 @@ class DifferenceTests(DemoTestCase):
         """Return the source with one more transaction, written since the source was opened."""
         with contextlib.closing(DB(FileStorage(self.path))) as db, db.transaction() as connection:
             connection.root()['more'] = 1
-        storage = demo.Source(self.path)
+        storage = LiveFileStorage(self.path)
         self.addCleanup(storage.close)
         return storage
 
@@ -326,7 +327,7 @@ class SampleTests(DemoTestCase):
         for name in 'first', 'second':
             path = os.path.join(self.site, name)
             write_sample(path, transactions=10)
-            with contextlib.closing(demo.Source(path)) as source:
+            with contextlib.closing(LiveFileStorage(path)) as source:
                 sites.append([(txn.user, txn.description, len(list(txn))) for txn in source.iterator()])
         self.assertEqual(*sites)
         self.assertIn(b'Undo the change before', [description for _, description, _ in sites[0]])

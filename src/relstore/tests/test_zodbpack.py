@@ -478,7 +478,7 @@ class Files(SQLiteHistoryPreserving, Zodbpack):
 
         named = databases.Named('odd', mock.Mock(open=Storage))
         with mock.patch.object(databases, 'read', lambda path: [named]), \
-                mock.patch.object(databases, '_sections', lambda factory: []):
+                mock.patch.object(databases, '_sections', lambda factory, kind: []):
             self.assertEqual(self.refused('x.conf'), 'odd: NotImplementedError: no pack')
 
 
@@ -544,7 +544,8 @@ class Wrapped(SQLiteHistoryPreserving, Zodbpack):
             factory = mock.Mock(open=lambda: Late(named.factory.open()))
             return [databases.Named('late', factory)]
 
-        with mock.patch.object(databases, 'read', late), mock.patch.object(databases, '_sections', lambda factory: []):
+        with mock.patch.object(databases, 'read', late), \
+                mock.patch.object(databases, '_sections', lambda factory, kind: []):
             self.assertPacks(self.config(), stay, go)
 
     def test_pack_of_the_wrapper_itself(self):

@@ -1,0 +1,294 @@
+"""`relstore convert`: copy a storage into another of any kind, and compare the two. `zodbconvert` is the same.
+
+What was interrupted goes on where it stopped. The source is only read.
+"""
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, timezone
+from itertools import islice
+from typing import Any
+
+from persistent.TimeStamp import TimeStamp
+
+from relstore.cli import databases, places
+from relstore.cli.errors import INTERRUPTED
+from relstore.cli.errors import run as run_tool
+from relstore.cli.logs import told_on_stderr
+from relstore.cli.progress import counted, duration, progress, size
+from relstore.converting.conversion import Conversion
+from relstore.converting.filestorage import LiveFileStorage
+from relstore.errors import ConfigurationError
+
+DIFFERENCES = 20        # that are told
+PAUSE_SECONDS = 1.0     # between two looks for what is new in the source
+TOLD_SECONDS = 10.0     # between two lines that tell how far behind a copy is
+
+ZOPE_CONF = """\
+A site uses it with these lines in its zope.conf, in place of its section <zodb_db main>:
+
+%import relstore
+<zodb_db main>
+  mount-point /
+{section}</zodb_db>"""
+
+
+class Stopped(Exception):
+    """By a signal, after a whole transaction."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run zodbconvert; return its exit status: 0 done, 1 the copy differs, 2 it could not be done."""
+    parser = argparse.ArgumentParser(prog='zodbconvert', description='Copy a ZODB storage into another of any kind.')
+    add_arguments(parser)
+    parser.add_argument('--traceback', action='store_true', help='show where an error came from')
+    args = parser.parse_args(argv)
+    return run_tool('zodbconvert', lambda: run(args), args.traceback)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument('source', metavar='SOURCE', help='a Data.fs; a configuration file, FILE or FILE#NAME; or a '
+                        'URL. Or a file with sections named `source` and `destination`: then nothing else is named')
+    parser.add_argument('destination', metavar='DESTINATION', nargs='?', help='likewise; a URL such as '
+                        'postgresql://user@host/name?blob-dir=/path or sqlite:///path')
+    parser.add_argument('--dry-run', action='store_true', help='copy nothing, and tell what would be copied')
+    parser.add_argument('--clear', action='store_true', help='empty the destination before')
+    parser.add_argument('--yes', action='store_true', help='with --clear: do not ask')
+    parser.add_argument('--incremental', action='store_true',
+                        help='go on with a copy that was begun; this is what happens anyway')
+    parser.add_argument('--at', metavar='TIME', type=_tid, default=b'', help='copy what was there at this time, say '
+                        '"2026-11-23 12:00" (in UTC)')
+    parser.add_argument('--verify', action='store_true', help='compare all of both afterwards')
+    parser.add_argument('--verify-only', action='store_true', help='compare, and copy nothing')
+    parser.add_argument('--follow', action='store_true', help='go on copying what is committed, until it is told to '
+                        'stop (SIGINT, SIGTERM)')
+    parser.add_argument('--until-idle', metavar='SECONDS', type=float, help='with --follow: or until nothing was '
+                        'committed to the source for so long')
+    parser.add_argument('--debug', action='store_true', help='tell more, and how far it is in lines, not in a bar')
+    parser.set_defaults(refuse=parser.error)
+
+
+def run(args: Namespace) -> int:
+    if args.until_idle is not None and not args.follow:
+        args.refuse('--until-idle needs --follow.')
+    if args.follow and (args.dry_run or args.verify_only or args.at):
+        args.refuse('--follow copies what is committed from now on: not with --dry-run, --verify-only or --at.')
+    if args.clear and (args.dry_run or args.verify_only):
+        args.refuse('--clear empties the destination: it goes with neither --dry-run nor --verify-only.')
+    with told_on_stderr(args.debug), _until_stopped() as stopped:
+        source, destination = _named(args)
+        return _Command(args, source, destination, stopped).run()
+
+
+def _named(args: Namespace) -> tuple[databases.Named, databases.Named]:
+    if args.destination is not None:
+        return places.find_one(args.source), places.find_one(args.destination)
+    found = {named.name: named for named in places.find(args.source)}
+    if not found.keys() >= {'source', 'destination'}:
+        raise ConfigurationError(f'{args.source} names no two storages `source` and `destination`: name the '
+                                 'destination on the command line.')
+    return found['source'], found['destination']
+
+
+class _Command:
+
+    def __init__(self, args: Namespace, source: databases.Named, destination: databases.Named, stopped: list[int]):
+        self._args, self._source, self._destination, self._stopped = args, source, destination, stopped
+        self._size = 0      # of a FileStorage, when it was looked at last
+
+    def run(self) -> int:
+        args = self._args
+        with ExitStack() as stack:
+            self._reading = stack.enter_context(ExitStack())
+            source = self._open_source()
+            if args.dry_run and not self._destination.is_made:
+                print('The destination has no tables yet: they would be made.')
+                return self._tell_what_would_be_copied(source.storage.iterator())
+            writing = not (args.dry_run or args.verify_only)
+            opened = stack.enter_context(self._destination.open(reading=not writing, making=writing))
+            _see_that_they_differ(source, opened)
+            if args.clear:
+                self._clear(opened)
+            self._began = time.monotonic()
+            self._conversion = conversion = Conversion(source.storage, opened.storage, opened.relstore, args.at)
+            if args.dry_run:
+                return self._tell_what_would_be_copied(conversion.to_copy())
+            if not args.verify_only:
+                try:
+                    self._copy(conversion, source.storage)
+                    if args.follow:
+                        self._follow(opened)
+                except Stopped:
+                    print('Stopped. The same command goes on from here.')
+                    return 0 if args.follow else INTERRUPTED
+                self._summary(self._conversion)
+            status = 0
+            if args.verify or args.verify_only:
+                status = self._compare(self._conversion)
+            if writing and not status and opened.relstore is not None:
+                self._tell_how_to_use_it()
+            return status
+
+    def _open_source(self) -> databases.Opened:
+        self._reading.close()
+        return self._reading.enter_context(self._source.open(reading=True))
+
+    def _clear(self, opened: databases.Opened) -> None:
+        storage = opened.relstore or opened.storage
+        if not hasattr(storage, 'zap_all'):
+            raise ConfigurationError(f'{opened.name} cannot be emptied: name a new file, or remove this one.')
+        if not self._args.yes and sys.stdin.isatty() and input(f'Remove all that is in {_told(opened)}? [y/N] ') != 'y':
+            raise ConfigurationError('Nothing was done.')
+        storage.zap_all()
+        print(f'Emptied: {_told(opened)}')
+
+    def _copy(self, conversion: Conversion, source: Any) -> None:
+        """Copy what is there; Stopped after the transaction in which a signal came."""
+        total = source.getSize() if isinstance(source, LiveFileStorage) else None
+        done = 0
+        with progress(self._args.debug, in_bytes=True) as tell:
+            def advance(tid: bytes, records: int, size: int) -> None:
+                nonlocal done
+                done += size
+                tell('copying', done, total and max(total, done))
+                if self._stopped:
+                    raise Stopped
+
+            conversion.copy(advance)
+
+    def _follow(self, opened: databases.Opened) -> None:
+        """Copy what comes: Stopped by a signal, or return when nothing has come for as long as was said."""
+        print('All is copied. Following.', flush=True)
+        new = told = time.monotonic()
+        while self._args.until_idle is None or time.monotonic() - new < self._args.until_idle:
+            if self._stopped:
+                raise Stopped
+            time.sleep(PAUSE_SECONDS)
+            if not self._look_again(opened):
+                continue
+            before = self._conversion.copied.transactions
+            self._copy(self._conversion, None)
+            now, count = time.monotonic(), self._conversion.copied.transactions
+            if count > before:
+                new = now
+            if now - told > TOLD_SECONDS:
+                told = now
+                print(f'{counted(count, "transaction")} copied; the newest is of '
+                      f'{_time(opened.storage.lastTransaction())}.', flush=True)
+
+    def _look_again(self, opened: databases.Opened) -> bool:
+        """Whether there may be something new. A FileStorage is as it was when it was opened, so it is opened again."""
+        path = self._source.path
+        if path:
+            size, self._size = self._size, os.path.getsize(path)
+            if size == self._size:
+                return False
+            copied = self._conversion.copied
+            self._conversion = Conversion(self._open_source().storage, opened.storage, opened.relstore)
+            self._conversion.copied = copied
+        return True
+
+    def _tell_what_would_be_copied(self, transactions: Iterable[Any]) -> int:
+        count = records = bytes_ = 0
+        first = last = b''
+        with progress(self._args.debug, in_bytes=True) as tell:
+            for transaction in transactions:
+                count += 1
+                first, last = first or transaction.tid, transaction.tid
+                for record in transaction:
+                    records += 1
+                    bytes_ += len(record.data or b'')
+                tell('reading', bytes_, None)
+                if self._stopped:
+                    raise KeyboardInterrupt
+        print(f'{counted(count, "transaction")} would be copied, {counted(records, "record")} of {size(bytes_)}'
+              + (f', from {_time(first)} to {_time(last)}.' if count else '.'))
+        return 0
+
+    def _compare(self, conversion: Conversion) -> int:
+        done, began = 0, time.monotonic()
+        with progress(self._args.debug, in_bytes=True) as tell:
+            def advance(records: int, size: int) -> None:
+                nonlocal done
+                done += size
+                tell('comparing', done, conversion.copied.size or None)
+                if self._stopped:
+                    raise KeyboardInterrupt
+
+            comparison, found = conversion.differences(advance)
+            differences = list(islice(found, DIFFERENCES + 1))
+        for difference in differences[:DIFFERENCES]:
+            print(difference)
+        if differences:
+            print('The copy differs' + (f'; more than these {DIFFERENCES} differences are not told.'
+                                        if len(differences) > DIFFERENCES else '.'))
+            return 1
+        print(f'Compared: {counted(comparison.transactions, "transaction")}, {counted(comparison.records, "record")} '
+              f'and {counted(comparison.blobs, "blob")} are equal, in {duration(time.monotonic() - began)}.')
+        return 0
+
+    def _summary(self, conversion: Conversion) -> None:
+        copied, seconds = conversion.copied, time.monotonic() - self._began
+        if not copied.transactions:
+            print('There was nothing to copy.')
+            return
+        print(f'Copied: {counted(copied.transactions, "transaction")}, {counted(copied.records, "record")}, '
+              f'{size(copied.size)} in {duration(seconds)}, {size(copied.size / max(seconds, 1e-3))}/s.')
+
+    def _tell_how_to_use_it(self) -> None:
+        if self._args.destination and '://' in self._args.destination:
+            section = places.section(self._args.destination)
+            print(ZOPE_CONF.format(section=''.join(f'  {line}\n' for line in section.splitlines())))
+
+
+def _see_that_they_differ(source: databases.Opened, destination: databases.Opened) -> None:
+    if source.relstore is not None and destination.relstore is not None:
+        names = {relstore.database.pool.attempt(relstore.database.adapter.meta).get('database')
+                 for relstore in (source.relstore, destination.relstore)}
+        if len(names) == 1 and None not in names:
+            raise ConfigurationError(f'{_told(source)} and {_told(destination)} are one database, or one is a copy of '
+                                     'the other that the database made.')
+
+
+def _told(opened: databases.Opened) -> str:
+    return str(opened.relstore.database.adapter if opened.relstore is not None else opened.name)
+
+
+def _time(tid: bytes) -> str:
+    return f'{TimeStamp(tid)}'[:19]
+
+
+def _tid(text: str) -> bytes:
+    """Return the tid of a time. argparse.ArgumentTypeError: it is none."""
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(f'{text} is no time as in 2026-11-23 or "2026-11-23 12:00:00"') from e
+    when = when.replace(tzinfo=timezone.utc) if when.tzinfo is None else when.astimezone(timezone.utc)
+    seconds = when.second + when.microsecond / 1e6
+    return TimeStamp(when.year, when.month, when.day, when.hour, when.minute, seconds).raw()
+
+
+@contextmanager
+def _until_stopped() -> Iterator[list[int]]:
+    """Yield a list that a first SIGINT or SIGTERM is put into; a second one interrupts."""
+    stopped: list[int] = []
+
+    def stop(number: int, frame: object) -> None:
+        if stopped:
+            raise KeyboardInterrupt
+        stopped.append(number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

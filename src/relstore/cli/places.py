@@ -1,0 +1,143 @@
+"""Places: how a command is told which storage is meant. A configuration file, a Data.fs, or a URL.
+
+    /etc/zope.conf              a file with <zodb_db>, <zodb> or storage sections
+    /etc/zope.conf#main         the section of that name in it
+    /var/site/Data.fs           a FileStorage; its blobs are in `blobstorage` or `blobs` beside it, if that is there
+    sqlite:///var/site/db       the directory of an SQLite database
+    postgresql://user:password@host:5432/name
+    mysql://user:password@host:3306/name
+    zeo://host:8100/1           a ZEO server, and the name of a storage in it
+    file:///var/site/Data.fs
+
+A URL may end with options as a configuration file has them: ?keep-history=false&blob-dir=/var/site/blobs
+"""
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+
+from relstore.cli import databases
+from relstore.converting.filestorage import is_filestorage
+from relstore.errors import ConfigurationError
+
+# Keys of the section of an adapter; all others are those of the storage around it.
+POSTGRESQL_KEYS = ('driver', 'schema', 'prepared-statements', 'group-commit')
+MYSQL_KEYS = ('driver', 'charset', 'compress', 'connect-timeout', 'read-default-file', 'read-default-group',
+              'ssl-mode', 'ssl-ca', 'ssl-cert', 'ssl-key', 'unix-socket')
+# What libpq reads from a URL by itself.
+LIBPQ_KEYS = ('host', 'port', 'user', 'application_name', 'connect_timeout', 'sslmode', 'sslrootcert', 'sslcert',
+              'sslkey', 'options', 'target_session_attrs', 'passfile', 'service')
+HELP = ('a file with <relstore> or <zodb_db> sections, say zope.conf, or FILE#NAME for one of them; a URL, such as '
+        'postgresql://user@host/name; or a Data.fs')
+BLOBS_BESIDE = 'blobstorage', 'blobs'
+
+Options = dict[str, str]
+
+
+def find(where: str) -> list[databases.Named]:
+    """Return the storages that are meant, not opened. ConfigurationError, OSError: it cannot be told which."""
+    if '://' in where:
+        return databases.read_text(section(where), where.partition('?')[0].rpartition('@')[2])
+    path, _, name = where.partition('#')
+    if os.path.exists(where) or not name:
+        path, name = where, ''
+    if is_filestorage(path):
+        if name:
+            raise ConfigurationError(f'{path} is one storage, and has none of the name {name}.')
+        return databases.read_text(_filestorage(path, {}), path)
+    found = databases.read(path)
+    if name:
+        found = [named for named in found if named.name == name]
+        if not found:
+            raise ConfigurationError(f'{path} names no storage {name}.')
+    return found
+
+
+def find_one(where: str) -> databases.Named:
+    """Return the storage that is meant. ConfigurationError: there are several."""
+    found = find(where)
+    if len(found) > 1:
+        names = ', '.join(f'{where}#{named.name}' for named in found if named.name)
+        raise ConfigurationError(f'{where} names {len(found)} storages: say which one is meant'
+                                 f'{f", as in {names}" if names else ""}.')
+    return found[0]
+
+
+def section(url: str) -> str:
+    """Return the section of a configuration file for a URL. ConfigurationError: it cannot be understood."""
+    parts = urlsplit(url)
+    try:
+        make = _SCHEMES[parts.scheme]
+    except KeyError:
+        raise ConfigurationError(f'{parts.scheme}:// is not known; there are {", ".join(sorted(_SCHEMES))}.') from None
+    options = {key.replace('_', '-') if key not in LIBPQ_KEYS else key: value
+               for key, value in parse_qsl(parts.query, keep_blank_values=True)}
+    return make(parts, options)
+
+
+def _relstore(adapter: str, lines: Options, options: Options) -> str:
+    body = ''.join(f'    {line}\n' for line in _lines(lines))
+    return (f'<relstore>\n  <{adapter}>\n{body}  </{adapter}>\n'
+            + ''.join(f'  {line}\n' for line in _lines(options)) + '</relstore>\n')
+
+
+def _lines(keys: Options) -> Iterable[str]:
+    for key, value in keys.items():
+        if '\n' in value or '\n' in key:
+            raise ConfigurationError(f'{key} has more than one line.')
+        yield f'{key} {value.replace("$", "$$")}'
+
+
+def _postgresql(parts: SplitResult, options: Options) -> str:
+    ours = {key: options.pop(key) for key in POSTGRESQL_KEYS if key in options}
+    libpq = {key: options.pop(key) for key in LIBPQ_KEYS if key in options}
+    dsn = urlunsplit(parts._replace(scheme='postgresql', query=urlencode(libpq), fragment=''))
+    return _relstore('postgresql', {'dsn': dsn} | ours, options)
+
+
+def _mysql(parts: SplitResult, options: Options) -> str:
+    name = unquote(parts.path[1:])
+    if not name or '/' in name:
+        raise ConfigurationError('A URL of MySQL ends with the name of a database: mysql://user:password@host/name')
+    lines = {'db': name, 'host': parts.hostname, 'port': parts.port, 'user': parts.username, 'passwd': parts.password}
+    keys = {key: unquote(str(value)) for key, value in lines.items() if value is not None}
+    keys |= {key.replace('-', '_'): options.pop(key) for key in MYSQL_KEYS if key in options}
+    return _relstore('mysql', keys, options)
+
+
+def _sqlite(parts: SplitResult, options: Options) -> str:
+    return _relstore('sqlite3', {'data-dir': _path(parts)}, options)
+
+
+def _file(parts: SplitResult, options: Options) -> str:
+    return _filestorage(_path(parts), options)
+
+
+def _filestorage(path: str, options: Options) -> str:
+    if 'blob-dir' not in options:
+        beside = (os.path.join(os.path.dirname(os.path.abspath(path)), name) for name in BLOBS_BESIDE)
+        found = next(filter(os.path.isdir, beside), None)
+        options = options if found is None else options | {'blob-dir': found}
+    lines = _lines({'path': path} | options)
+    return '<filestorage>\n' + ''.join(f'  {line}\n' for line in lines) + '</filestorage>\n'
+
+
+def _zeo(parts: SplitResult, options: Options) -> str:
+    if parts.netloc:
+        if parts.port is None:
+            raise ConfigurationError('A URL of a ZEO server names its port: zeo://localhost:8100')
+        lines = {'server': f'{parts.hostname}:{parts.port}', 'storage': unquote(parts.path.strip('/')) or '1'}
+    else:
+        lines = {'server': unquote(parts.path)}     # a socket
+    return '<zeoclient>\n' + ''.join(f'  {line}\n' for line in _lines(lines | options)) + '</zeoclient>\n'
+
+
+def _path(parts: SplitResult) -> str:
+    if parts.netloc or not parts.path:
+        raise ConfigurationError(f'A path has three slashes in a URL: {parts.scheme}:///path/to/it')
+    return unquote(parts.path)
+
+
+_SCHEMES = {'postgresql': _postgresql, 'postgres': _postgresql, 'mysql': _mysql, 'mariadb': _mysql, 'sqlite': _sqlite,
+            'file': _file, 'zeo': _zeo}

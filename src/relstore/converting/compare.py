@@ -1,0 +1,128 @@
+"""Compare: whether a copy has all that its source has, and nothing else: metadata, records and the data of blobs."""
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, closing, nullcontext
+from itertools import zip_longest
+from typing import IO, Any, NamedTuple
+
+from ZODB.blob import is_blob_record
+from ZODB.interfaces import IBlobStorage
+from ZODB.POSException import POSKeyError
+from ZODB.utils import oid_repr, tid_repr
+
+from relstore.copying import rising
+
+PIECE_BYTES = 1 << 20
+METADATA = 'status', 'user', 'description', 'extension_bytes'
+NOTHING = bytes(8)
+
+Advance = Callable[[int, int], None]
+
+
+class _Record(NamedTuple):
+    """digest: b'' of the end of an object. size: in bytes."""
+    digest: bytes
+    is_blob: bool
+    size: int
+
+    @classmethod
+    def of(cls, record: Any) -> _Record:
+        if record.data is None:
+            return cls(b'', False, 0)
+        return cls(hashlib.sha256(record.data).digest(), bool(is_blob_record(record.data)), len(record.data))
+
+
+class _Content(NamedTuple):
+    """tid: as of which a transaction is copied."""
+    tid: bytes
+    transaction: Any
+    records: dict[bytes, _Record]
+
+
+class Comparison:
+    """The source and its copy, as they are now.
+
+    history: whether the copy keeps that: the metadata of transactions, and the ends of objects.
+    """
+
+    def __init__(self, source: Any, copy: Any, history: bool = True):
+        self._source, self._copy, self._history = source, copy, history
+        self._blobs = IBlobStorage.providedBy(source)
+        self.transactions = self.records = self.blobs = 0
+
+    def differences(self, advance: Advance = lambda records, size: None) -> Iterator[str]:
+        """Yield what differs, a sentence each, in the order of transactions.
+
+        After a transaction that only one of them has the others cannot be told apart, so that is the last.
+        advance: called after each transaction with its number of records and their bytes.
+        """
+        with _iterated(self._source) as theirs, _iterated(self._copy) as ours:
+            for original, copied in zip_longest(self._contents(theirs), self._contents(ours)):
+                if original is None or copied is None or original.tid != copied.tid:
+                    yield _only(original, copied)
+                    return
+                yield from self._compare(original, copied)
+                self.transactions += 1
+                self.records += len(copied.records)
+                advance(len(copied.records), sum(record.size for record in copied.records.values()))
+
+    def _contents(self, transactions: Iterable[Any]) -> Iterator[_Content]:
+        for stamp, transaction in rising(transactions, NOTHING):
+            # Where a FileStorage has two records of one object in one transaction, the last counts.
+            records = {record.oid: _Record.of(record) for record in transaction
+                       if self._history or record.data is not None}
+            if records or self._history:
+                yield _Content(stamp.raw(), transaction, records)
+
+    def _compare(self, original: _Content, copied: _Content) -> Iterator[str]:
+        where = f'Transaction {tid_repr(copied.tid)}'
+        for name in METADATA if self._history else ():
+            was, is_ = getattr(original.transaction, name), getattr(copied.transaction, name)
+            if was != is_:
+                yield f'{where}: its {name} is {_short(is_)}, and was {_short(was)}.'
+        for oid in sorted(original.records.keys() | copied.records.keys()):
+            theirs, ours = original.records.get(oid), copied.records.get(oid)
+            if theirs is None or ours is None:
+                yield f'{where}: object {oid_repr(oid)} {"was not copied" if ours is None else "is not in the source"}.'
+            elif theirs != ours:
+                yield f'{where}: object {oid_repr(oid)} has other bytes than in the source.'
+            elif theirs.is_blob and self._blobs:
+                yield from self._blob(where, oid, original.transaction.tid, copied.tid)
+
+    def _blob(self, where: str, oid: bytes, original_tid: bytes, tid: bytes) -> Iterator[str]:
+        theirs = _digest_of(lambda: self._source.openCommittedBlobFile(oid, original_tid))
+        ours = _digest_of(lambda: self._copy.openCommittedBlobFile(oid, tid))
+        self.blobs += theirs is not None
+        if theirs is not None and theirs != ours:
+            yield f'{where}: the blob {oid_repr(oid)} has {"no" if ours is None else "other"} data in the copy.'
+
+
+def _iterated(storage: Any) -> AbstractContextManager[Any]:
+    transactions = storage.iterator()
+    return closing(transactions) if hasattr(transactions, 'close') else nullcontext(transactions)
+
+
+def _only(original: _Content | None, copied: _Content | None) -> str:
+    if original is not None and (copied is None or original.tid < copied.tid):
+        return f'Transaction {tid_repr(original.tid)} was not copied; what comes after it was not compared.'
+    assert copied is not None
+    return f'Transaction {tid_repr(copied.tid)} is not in the source; what comes after it was not compared.'
+
+
+def _digest_of(opened: Callable[[], IO[bytes]]) -> bytes | None:
+    try:
+        file = opened()
+    except POSKeyError:
+        return None
+    digest = hashlib.sha256()
+    with file:
+        while piece := file.read(PIECE_BYTES):
+            digest.update(piece)
+    return digest.digest()
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f'{text[:60]}...'

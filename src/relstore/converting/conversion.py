@@ -1,0 +1,86 @@
+"""Conversion: one storage copied into another, and compared with it, whatever the two are."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from ZODB.interfaces import IStorageRestoreable
+from ZODB.utils import u64
+
+from relstore import copying
+from relstore.converting.compare import Advance, Comparison
+from relstore.converting.current import Current, Until
+from relstore.errors import ConfigurationError
+from relstore.storage import RelStore
+
+NO_TID = bytes(8)
+
+
+@dataclass
+class Copied:
+    """What was copied; size is the bytes of records, without those of blobs."""
+    transactions: int = 0
+    records: int = 0
+    size: int = 0
+
+
+class Conversion:
+    """source, destination: open. inner: the storage of relstore's in the destination, if there is one.
+
+    at: the tid up to which is copied; '' stands for all.
+    ConfigurationError: the source cannot be iterated over, or nothing can be restored into the destination.
+    """
+
+    def __init__(self, source: Any, destination: Any, inner: RelStore | None = None, at: bytes = b''):
+        if not hasattr(source, 'iterator'):
+            raise ConfigurationError(f'{source.getName()} cannot tell its transactions, so it cannot be copied.')
+        if not IStorageRestoreable.providedBy(destination):
+            raise ConfigurationError(f'{destination.getName()} cannot be copied into: it takes no transactions of the '
+                                     'past.')
+        self._source, self.destination, self._inner, self._at = source, destination, inner, at
+        # Without history only what is current is wanted.
+        self._keeps_history = bool(getattr(destination, 'supportsUndo', lambda: True)())
+        self.copied = Copied()
+        self._known = b''       # the newest that the destination has of the source
+
+    @property
+    def source(self) -> Any:
+        """What is copied of the source, as it is now."""
+        last = self._source.lastTransaction()
+        at = min(self._at, last) if self._at else last
+        return Until(self._source, at) if self._keeps_history else Current(self._source, at)
+
+    def copy(self, progress: copying.Progress | None = None) -> None:
+        """Copy what the destination has not yet. It may be interrupted, and goes on the next time.
+
+        progress: see copying.copy_transactions, as for the errors.
+        """
+        def advance(tid: bytes, records: int, size: int) -> None:
+            copied = self.copied
+            copied.transactions, copied.records, copied.size = (
+                copied.transactions + 1, copied.records + records, copied.size + size)
+            if progress is not None:
+                progress(tid, records, size)
+
+        plain = self._inner.database.untransform if self._inner is not None else bytes
+        source = self.source
+        files = copying.BlobFiles(source, self.destination, plain, strict=True)
+        guarding = (nullcontext(copying.Unguarded()) if self._inner is None
+                    else copying.guarded(self._inner.database.adapter))
+        with guarding as guard:
+            copying.copy_transactions(source, self.destination, guard, advance, files, self._known)
+        self._known = self.destination.lastTransaction()
+
+    def to_copy(self) -> Iterator[Any]:
+        """Yield the transactions that copy() would begin with, if nothing else is in the destination."""
+        last = self.destination.lastTransaction()
+        yield from self.source.iterator((u64(last) + 1).to_bytes(8, 'big') if u64(last) else None)
+
+    def differences(self, advance: Advance) -> tuple[Comparison, Iterator[str]]:
+        """Return a comparison of all that is in both, and what it finds."""
+        # A commit to a copy that is in use already is no difference.
+        copy = Until(self.destination, self._at or self._source.lastTransaction())
+        comparison = Comparison(self.source, copy, self._keeps_history)
+        return comparison, comparison.differences(advance)

@@ -1,0 +1,64 @@
+"""Views of a source: up to a time, and without its history, for a copy that will have none."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+from ZODB.POSException import POSKeyError
+from ZODB.utils import p64, u64
+from zope.interface import directlyProvides, providedBy
+
+
+class Until:
+    """A storage up to a tid: what comes later its iterator leaves out."""
+
+    def __init__(self, source: Any, at: bytes):
+        self._source, self._at = source, at
+        directlyProvides(self, providedBy(source))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def iterator(self, start: bytes | None = None, stop: bytes | None = None) -> Iterator[Any]:
+        return self._source.iterator(start, self._at if stop is None else min(stop, self._at))
+
+
+class Current(Until):
+    """What a storage has at a tid: its iterator has of each object the one revision that is current then.
+
+    Transactions that have none are left out. Of an object that is gone by then only its end is told: a destination that
+    was copied into before has to learn of it.
+    """
+
+    def iterator(self, start: bytes | None = None, stop: bytes | None = None) -> Iterator[Any]:
+        transactions = super().iterator(start, stop)
+        try:
+            for transaction in transactions:
+                records = (record for record in transaction if self._is_current(record))
+                first = next(records, None)
+                if first is not None:
+                    yield _Part(transaction, chain([first], records))
+        finally:
+            if hasattr(transactions, 'close'):
+                transactions.close()
+
+    def _is_current(self, record: Any) -> bool:
+        try:
+            found = self._source.loadBefore(record.oid, p64(u64(self._at) + 1))
+        except POSKeyError:
+            return record.data is None
+        return found is None or found[1] == record.tid
+
+
+class _Part:
+    """A transaction with some of its records."""
+
+    def __init__(self, transaction: Any, records: Iterator[Any]):
+        self._transaction, self._records = transaction, records
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transaction, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._records

@@ -1,0 +1,495 @@
+"""zodbconvert as its user runs it: between storages of all kinds, there and back, interrupted, and compared."""
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing, contextmanager
+from unittest import mock
+
+import transaction
+from persistent.mapping import PersistentMapping
+from ZODB.blob import Blob
+from ZODB.DB import DB
+from ZODB.FileStorage import FileStorage
+from ZODB.POSException import POSKeyError
+from ZODB.utils import p64, u64, z64
+
+import relstore
+from relstore.cli import convert
+from relstore.converting.compare import Comparison
+from relstore.converting.conversion import Conversion
+from relstore.converting.filestorage import LiveFileStorage
+from relstore.errors import StorageError
+from relstore.tests.support.backends import SQLiteHistoryFree, SQLiteHistoryPreserving, cases
+from relstore.tests.support.commands import BACKENDS, Commands, environment
+from relstore.tests.support.layers import Processes
+
+SECONDS = 60
+
+
+class Convert(Commands):
+    """A site in a Data.fs, with its blobs: `self.data`, as a URL."""
+    tested = convert.main,
+
+    def setUp(self):
+        super().setUp()
+        transaction.abort()
+        self.addCleanup(transaction.abort)
+        self.path, self.blobs = self.here / 'Data.fs', self.here / 'blobstorage'
+        self.data = f'file://{self.path}'
+
+    def change(self, name, value, storage=None, user=''):
+        """Commit a change of the root; a Blob for bytes."""
+        storage = self.filestorage() if storage is None else storage
+        with closing(DB(storage)) as db, db.transaction(f'change {name} \xe4') as connection:
+            connection.transaction_manager.get().setUser(user or 'me \xfc', '')
+            connection.transaction_manager.get().setExtendedInfo('extended', name)
+            root = connection.root()
+            if isinstance(value, bytes):
+                value, data = Blob(), value
+                with value.open('w') as file:
+                    file.write(data)
+            root[name] = value
+
+    def fill(self):
+        """Have it all: objects that are changed, undone, gone and garbage, and blobs."""
+        for number in range(5):
+            self.change('number', number)
+        self.change('blob', b'small')
+        self.change('blob', os.urandom(300_000))
+        self.change('folder', PersistentMapping({n: PersistentMapping(n=n) for n in range(20)}))
+        self.change('gone', PersistentMapping(text='x'))
+        with closing(DB(self.filestorage())) as db:
+            manager = transaction.TransactionManager()
+            db.undo(db.undoInfo(0, 1)[0]['id'], manager.begin())        # its object ends
+            manager.commit()
+        self.change('number', 'last')
+
+    def source(self):
+        storage = LiveFileStorage(str(self.path), str(self.blobs))
+        self.addCleanup(storage.close)
+        return storage
+
+    def differences(self, copy, blobs=None):
+        """Return what differs between the site and a FileStorage or another storage."""
+        if not hasattr(copy, 'load'):
+            copy = LiveFileStorage(str(copy), str(blobs or ''))
+            self.addCleanup(copy.close)
+        return list(Comparison(self.source(), copy).differences())
+
+    def refused(self, *argv):
+        status, _, err = self.told(*argv)
+        self.assertEqual(status, 2, err)
+        [line] = err.splitlines()
+        return line
+
+    def root(self, storage):
+        """Return what the root has, with the data of blobs."""
+        with closing(DB(storage)) as db, db.transaction() as connection:
+            return {name: value.open().read() if isinstance(value, Blob) else
+                    str({key: getattr(item, 'data', item) for key, item in value.items()})
+                    if isinstance(value, PersistentMapping) else value
+                    for name, value in connection.root().items()}
+
+    def filestorage(self, name='Data'):
+        return FileStorage(str(self.here / f'{name}.fs'), blob_dir=str(
+            self.blobs if name == 'Data' else self.here / f'{name}.blobs'))
+
+
+class ThereAndBack(Convert):
+
+    def setUp(self):
+        super().setUp()
+        self.fill()
+        self.destination = self.config(f'blob-dir {self.here}/cache')
+
+    def opened(self, name='main'):
+        storage = self.open_storage(name, blob_dir=str(self.here / 'cache'))
+        self.addCleanup(storage.close)
+        return storage
+
+    def test_there_and_back(self):
+        out = self.works(self.path, self.destination, '--verify')
+        self.assertRegex(out, r'Compared: \d+ transactions, \d+ records and [12] blobs? are equal')
+        storage = self.opened()
+        self.assertEqual(self.root(storage), self.root(self.filestorage()))
+        if self.keep_history:
+            self.assertEqual(self.differences(self.opened()), [])
+        out = self.works(self.destination, f'file://{self.here}/back.fs?blob-dir={self.here}/back.blobs', '--verify')
+        self.assertIn(' are equal', out)
+        self.assertEqual(self.root(self.filestorage('back')), self.root(self.filestorage()))
+        if self.keep_history:
+            self.assertEqual(self.differences(self.here / 'back.fs', self.here / 'back.blobs'), [])
+
+    def test_without_history_what_is_current(self):
+        if self.keep_history:
+            self.skipTest('this is about databases without history')
+        self.works(self.path, self.destination)
+        with closing(self.opened().iterator()) as transactions:
+            records = [(record.oid, record.tid) for each in transactions for record in each if record.data]
+        source = self.source()
+        current = []
+        for oid in range(1000):
+            try:
+                current.append((p64(oid), source.load(p64(oid))[1]))
+            except POSKeyError:
+                continue
+        self.assertEqual(sorted(records), current)
+
+    def test_one_file_with_both(self):
+        both = self.write('both.conf', '%import relstore', '<filestorage source>', f'path {self.path}',
+                          f'blob-dir {self.blobs}', '</filestorage>',
+                          self.section(f'blob-dir {self.here}/cache').replace('<relstore>', '<relstore destination>'))
+        out = self.works('--dry-run', both)
+        self.assertRegex(out, r'(?m)^\d+ transactions would be copied, \d+ records of [\d.]+ kB, from ')
+        self.assertEqual(self.opened().lastTransaction(), z64)
+        self.works(both)
+        self.assertEqual(self.root(self.opened()), self.root(self.filestorage()))
+        self.assertIn('There was nothing to copy', self.works('--incremental', both))
+
+    def test_what_was_killed_goes_on(self):
+        """By kill -9, after each of the first transactions, and in the middle of the next."""
+        for number in range(1, 9):
+            killed = subprocess.run([sys.executable, '-c', KILLED, str(number), self.path, self.destination],
+                                    env=environment(), capture_output=True, text=True, timeout=SECONDS)
+            self.assertEqual(killed.returncode, -signal.SIGKILL, killed.stderr)
+        self.assertIn(' are equal', self.works(self.path, self.destination, '--verify'))
+        self.assertEqual(self.root(self.opened()), self.root(self.filestorage()))
+
+    def test_a_signal_stops_after_a_transaction(self):
+        copied = []
+
+        def progress(self, what, done, total):
+            copied.append(done)
+            if len(copied) == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        with mock.patch('relstore.cli.progress.Lines.__call__', progress):
+            status, out, err = self.told(self.path, self.destination)
+        self.assertEqual((status, err), (130, ''))
+        self.assertIn('goes on from here', out)
+        self.assertEqual(len(copied), 3)
+        self.works(self.path, self.destination, '--verify')
+
+    def test_of_another_site(self):
+        self.works(self.path, self.destination)
+        os.rename(self.path, self.here / 'one.fs')
+        self.change('other', 1)
+        self.assertIn('holds transactions that the source does not have', self.refused(self.path, self.destination))
+        self.assertIn('Emptied: ', self.works(self.path, self.destination, '--clear'))
+        self.assertEqual(self.root(self.opened()), {'other': 1})
+
+    def test_asked_before_it_is_emptied(self):
+        self.works(self.path, self.destination)
+        for answer, left in ('n', False), ('', False), ('y', True):
+            with mock.patch('sys.stdin', mock.Mock(isatty=lambda: True)), \
+                    mock.patch('builtins.input', lambda question, answer=answer: answer):
+                status, out, err = self.told(self.path, self.destination, '--clear')
+            self.assertEqual((status, 'Emptied' in out), (0, True) if left else (2, False), err)
+
+    def test_nobody_packs_meanwhile(self):
+        """Also where what is copied into is a wrapper."""
+        refused = []
+
+        def advance(tid, records, size):
+            if not refused:
+                with self.assertRaisesRegex(StorageError, 'packed by|copied into'), closing(self.opened()) as other:
+                    other.pack(time.time(), None)
+                refused.append(tid)
+
+        config = self.write('hex.conf', '%import ZODB.tests', '%import relstore', '<hexstorage>',
+                            self.section(f'blob-dir {self.here}/cache'), '</hexstorage>')
+        copy = Conversion.copy
+        with mock.patch.object(Conversion, 'copy', lambda self, progress: copy(self, advance)):
+            self.works(self.path, config)
+        self.assertTrue(refused)
+        self.assertIn(' are equal', self.works(self.path, config, '--verify-only'))
+
+    def test_it_is_the_same(self):
+        self.works(self.path, self.destination)
+        self.assertIn('are one database', self.refused(self.destination, self.destination, '--clear'))
+        self.assertEqual(self.root(self.opened()), self.root(self.filestorage()))
+
+
+KILLED = """
+import os, signal, sys
+import relstore
+from relstore.cli import convert
+from relstore.converting.conversion import Conversion
+from relstore.copying import Unguarded, Guard
+
+left = int(sys.argv[1])
+def look(self):         # called for each record, and between vote and finish
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+Guard.look = look
+sys.exit(convert.main(sys.argv[2:]))
+"""
+
+
+class Verifying(Convert):
+    """Differences that a copy may have."""
+    layer = Processes
+
+    def setUp(self):
+        super().setUp()
+        self.fill()
+        self.copy = f'file://{self.here}/copy.fs?blob-dir={self.here}/copy.blobs'
+        self.works(self.path, self.copy)
+
+    def told_differences(self):
+        status, out, err = self.told('--verify-only', self.path, self.copy)
+        self.assertEqual((status, err), (1, ''))
+        *lines, last = out.splitlines()
+        self.assertTrue(last.startswith('The copy differs'))
+        return lines
+
+    def last(self):
+        with closing(self.filestorage('copy')) as storage:
+            return u64(storage.lastTransaction())
+
+    def test_equal(self):
+        self.assertIn(' are equal', self.works('--verify-only', self.path, self.copy))
+
+    def test_a_byte_of_a_record(self):
+        data = bytearray((self.here / 'copy.fs').read_bytes())
+        place = data.rindex(b'last')
+        data[place] ^= 1
+        (self.here / 'copy.fs').write_bytes(data)
+        [line] = self.told_differences()
+        self.assertRegex(line, r'^Transaction 0x\w+: object 0x00 has other bytes than in the source.$')
+
+    def test_the_user(self):
+        data = (self.here / 'copy.fs').read_bytes()
+        (self.here / 'copy.fs').write_bytes(data.replace('me \xfc'.encode(), 'mo \xfc'.encode(), 1))
+        [line] = self.told_differences()
+        self.assertRegex(line, r"^Transaction 0x\w+: its user is b' mo .*', and was b' me .*'.$")
+
+    def test_blobs(self):
+        """One is shorter, one of the same length has other bytes, and one is gone."""
+        self.change('more', b'third')
+        self.works(self.path, self.copy)
+        files = sorted((self.here / 'copy.blobs').rglob('*.blob'), key=lambda path: path.stat().st_size)
+        for path in files:
+            path.chmod(0o600)
+        files[-1].write_bytes(files[-1].read_bytes()[:-1])
+        files[0].write_bytes(b'smalL')
+        files[1].unlink()
+        lines = self.told_differences()
+        told = [line.partition('blob ')[2].partition(' has ')[2] for line in sorted(lines)]
+        self.assertEqual(sorted(told), ['no data in the copy.', 'other data in the copy.', 'other data in the copy.'])
+
+    def test_a_transaction_is_missing(self):
+        self.change('number', 'new')
+        [line] = self.told_differences()
+        self.assertIn(' was not copied', line)
+
+    def test_a_transaction_too_many(self):
+        os.rename(self.path, self.here / 'old.fs')
+        with closing(FileStorage(str(self.path), blob_dir=str(self.blobs))) as site, \
+                closing(LiveFileStorage(str(self.here / 'old.fs'), str(self.blobs))) as old:
+            for number, each in enumerate(old.iterator()):
+                if number == 3:
+                    continue
+                site.tpc_begin(each, each.tid, each.status)
+                for record in each:
+                    site.restore(record.oid, each.tid, record.data, '', None, each)
+                site.tpc_vote(each)
+                site.tpc_finish(each)
+        [line] = self.told_differences()
+        self.assertRegex(line, r'^Transaction 0x\w+ is not in the source')
+
+    def test_what_is_newer_in_the_copy_is_no_difference(self):
+        """It is in use already."""
+        self.change('number', 'in use', self.filestorage('copy'))
+        self.assertIn(' are equal', self.works('--verify-only', self.path, self.copy))
+
+
+class Refusing(Convert):
+    layer = Processes
+
+    def setUp(self):
+        super().setUp()
+        self.fill()
+        self.copy = f'sqlite://{self.here}/db?blob-dir={self.here}/cache'
+
+    def test_no_directory_of_blobs(self):
+        self.assertIn('name a directory for them', self.refused(self.path, f'sqlite://{self.here}/db'))
+        self.assertIn('is no directory of blobs', self.refused(f'{self.data}?blob-dir={self.here}/none', self.copy))
+        self.assertFalse((self.here / 'none').exists())
+        os.rename(self.blobs, self.here / 'elsewhere')
+        self.assertIn('name the directory that they are in', self.refused(self.path, self.copy))
+        self.works(f'{self.data}?blob-dir={self.here}/elsewhere', self.copy, '--verify')
+
+    def test_a_blob_is_missing(self):
+        next(self.blobs.rglob('*.blob')).unlink()
+        self.assertRegex(self.refused(self.path, self.copy), 'has no data of the blob 0x')
+
+    def test_names(self):
+        self.assertIn('No such file', self.refused(self.here / 'nothing', self.copy))
+        self.assertIn('s3:// is not known', self.refused('s3://bucket', self.copy))
+        self.assertIn('has none of the name x', self.refused(f'{self.path}#x', self.copy))
+        config = self.write('two.conf', '<zodb one>', '<mappingstorage>', '</mappingstorage>', '</zodb>',
+                            '<zodb two>', '<mappingstorage>', '</mappingstorage>', '</zodb>')
+        self.assertIn(f'as in {config}#one, {config}#two', self.refused(config, self.copy))
+        self.assertIn('names no storage three', self.refused(f'{config}#three', self.copy))
+        self.assertIn('no two storages `source` and `destination`', self.refused(config))
+        self.assertIn('takes no transactions of the past', self.refused(self.path, f'{config}#one'))
+
+    def test_a_source_that_is_not_there_is_not_made(self):
+        for source in f'sqlite://{self.here}/none', f'file://{self.here}/none.fs':
+            self.refused(source, self.copy)
+        self.assertEqual([path.name for path in self.here.iterdir() if 'none' in path.name], [])
+
+    def test_arguments(self):
+        for arguments in ('--until-idle', '1'), ('--follow', '--dry-run'), ('--clear', '--dry-run'), ('--at', 'noon'):
+            with self.subTest(arguments), self.assertRaises(SystemExit) as raised, mock.patch('sys.stderr'):
+                convert.main([*arguments, str(self.path), self.copy])
+            self.assertEqual(raised.exception.code, 2)
+
+    def test_a_file_cannot_be_emptied(self):
+        back = f'file://{self.here}/back.fs?blob-dir={self.here}/back.blobs'
+        self.works(self.path, back)
+        self.assertIn('cannot be emptied', self.refused(self.path, back, '--clear'))
+
+    def test_nothing_is_written_beside_the_source(self):
+        def files():
+            return {path: path.stat().st_mtime_ns for path in self.here.rglob('*')
+                    if not path.is_relative_to(self.here / 'db') and not path.is_relative_to(self.here / 'cache')}
+
+        before = files()
+        self.works(self.path, self.copy)
+        self.assertEqual({path: time for path, time in files().items() if path != self.here},
+                         {path: time for path, time in before.items() if path != self.here})
+
+
+class Times(Convert):
+    """--at: what was there then."""
+
+    def test_at(self):
+        for number in range(3):
+            self.change('number', number)
+        tids = [each.tid for each in self.source().iterator()]
+        for position, number in (1, 0), (2, 1), (3, 2):
+            destination = self.config(name=f'at{number}')
+            with mock.patch.object(convert, '_tid', lambda text, tid=tids[position]: tid):
+                self.works(self.path, destination, '--at', 'now', '--verify')
+            with closing(self.open_storage(f'at{number}')) as storage:
+                self.assertEqual(self.root(storage), {'number': number})
+
+    def test_times(self):
+        self.assertEqual(convert._tid('2026-11-23T12:00'), convert._tid('2026-11-23 14:00:00+02:00'))
+        self.assertLess(convert._tid('2026-11-22'), convert._tid('2026-11-23'))
+
+
+class Resuming(Convert):
+    """What tells that a copy was begun from this source."""
+    layer = Processes
+
+    def setUp(self):
+        super().setUp()
+        self.site = f'sqlite://{self.here}/site?keep-history=false&blob-dir={self.here}/blobs'
+        self.copy = f'sqlite://{self.here}/copy?blob-dir={self.here}/copied'
+
+    def opened(self):
+        return relstore.RelStore(relstore.SQLite(str(self.here / 'site')), keep_history=False,
+                                 blob_dir=str(self.here / 'blobs'))
+
+    def test_a_source_without_history(self):
+        """Its newest transaction is gone when its objects have changed again."""
+        for name in 'first', 'second', 'second':
+            self.change(name, PersistentMapping(), self.opened())
+        self.works(self.site, self.copy)
+        for number in range(3):
+            with closing(DB(self.opened())) as db, db.transaction() as connection:
+                connection.root()['second']['number'] = number
+            self.change('number', number, self.opened())
+        self.assertIn('Copied: ', self.works(self.site, self.copy))
+        copy = relstore.RelStore(relstore.SQLite(str(self.here / 'copy')), blob_dir=str(self.here / 'copied'))
+        self.assertEqual(self.root(copy)['second'], self.root(self.opened())['second'])
+
+    def test_nothing_is_left_of_what_was_copied(self):
+        self.change('number', 1, self.opened())
+        self.works(self.site, self.copy)
+        self.change('number', 2, self.opened())
+        self.assertIn('transactions that the source does not have', self.refused(self.site, self.copy))
+
+    def test_a_file_that_was_packed(self):
+        self.change('number', 0)
+        self.change('kept', PersistentMapping())
+        self.change('gone', PersistentMapping())
+        self.works(self.path, self.copy)
+        self.change('gone', None)
+        with closing(DB(self.filestorage())) as db:
+            db.pack()
+        self.change('number', 2)
+        self.assertIn('Copied: ', self.works(self.path, self.copy))
+
+
+class Following(Convert):
+    """Another process copies what is committed, from a database, and from a file that grows."""
+
+    def setUp(self):
+        super().setUp()
+        self.site = self.open_storage(blob_dir=str(self.here / 'cache'))
+        self.addCleanup(self.site.close)
+        self.db = DB(self.site)
+        self.addCleanup(self.db.close)
+
+    @contextmanager
+    def follower(self, source, destination, *options):
+        command = [sys.executable, '-u', '-m', 'relstore.cli.main', 'convert', str(source), destination, '--follow']
+        process = subprocess.Popen([*command, *options], env=environment(), stdout=subprocess.PIPE, text=True)
+        self.addCleanup(process.stdout.close)
+        watchdog = threading.Timer(SECONDS, process.kill)
+        watchdog.start()
+        try:
+            for line in process.stdout:
+                if 'Following' in line:
+                    break
+            yield process
+        finally:
+            watchdog.cancel()
+            process.kill()
+            process.wait()
+
+    def copied(self):
+        copy = LiveFileStorage(str(self.here / 'copy.fs'), str(self.here / 'copy.blobs'))
+        with closing(DB(copy)) as db, db.transaction() as connection:
+            return connection.root().get('number', -1)
+
+    def until_copied(self, number):
+        deadline = time.monotonic() + SECONDS
+        while self.copied() != number:
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.1)
+
+    def test_a_database(self):
+        copy = f'file://{self.here}/copy.fs?blob-dir={self.here}/copy.blobs'
+        with self.follower(self.config(f'blob-dir {self.here}/cache'), copy) as process:
+            for number in range(3):
+                with self.db.transaction() as connection:
+                    connection.root()['number'] = number
+                self.until_copied(number)
+            process.send_signal(signal.SIGTERM)
+            self.assertEqual(process.wait(SECONDS), 0)
+
+    def test_a_file(self):
+        self.change('number', 0)
+        copy = f'file://{self.here}/copy.fs?blob-dir={self.here}/copy.blobs'
+        with closing(DB(self.filestorage())) as db, self.follower(self.path, copy, '--until-idle', '4') as process:
+            for number in range(1, 3):
+                with db.transaction() as connection:
+                    connection.root()['number'] = number
+                self.until_copied(number)
+            self.assertEqual(process.wait(SECONDS), 0)
+            self.assertIn('Copied: ', process.stdout.read())
+
+
+cases(globals(), ThereAndBack, backends=BACKENDS)
+cases(globals(), Times, Following, backends=(SQLiteHistoryPreserving, SQLiteHistoryFree))
+del Convert, ThereAndBack, Times, Following
