@@ -5,28 +5,26 @@ The FileStorage is only read, and nothing is written beside it.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-from ZODB.BaseStorage import TransactionRecord
-from ZODB.blob import is_blob_record
 from ZODB.DB import DB
 from ZODB.FileStorage import FileStorage
 from ZODB.POSException import POSKeyError
 from ZODB.TimeStamp import TimeStamp
-from ZODB.utils import oid_repr, tid_repr, z64
+from ZODB.utils import oid_repr, z64
 
 from relstore import RelStore, SQLite
+from relstore.cli.progress import counted
 from relstore.cli.sample import write_sample
+from relstore.converting.compare import Comparison
 from relstore.converting.filestorage import LiveFileStorage, readable
 from relstore.errors import ConfigurationError
 
@@ -61,7 +59,6 @@ class Content:
     transactions: int = 0
     records: int = 0
     size: int = 0
-    blobs: list[tuple[bytes, bytes]] = field(default_factory=list)      # (oid, tid) of those that have a file
     oids: set[bytes] = field(default_factory=set)
 
 
@@ -110,15 +107,12 @@ def _demo(report: Report, data: str | None, blobs: str | None, into: str | None)
             step.result = f'{content.records:,} records ({content.size / 1e6:.1f} MB, {rate:,.0f}/s)'
         with closing(_open(directory)) as storage:
             with report.step('Compare every transaction', content.records) as step:
-                compare_history(source, storage, step.advance)
-                step.result = f'{content.transactions:,} transactions equal, byte for byte'
+                compared = compare_history(source, storage, step.advance)
+                blobs = f' and {counted(compared.blobs, "blob")}' if compared.blobs else ''
+                step.result = f'{content.transactions:,} transactions{blobs} equal, byte for byte'
             with report.step('Compare every object', len(content.oids)) as step:
                 compare_objects(source, storage, content.oids, step.advance)
                 step.result = f'{len(content.oids):,} objects load equal'
-            if content.blobs:
-                with report.step('Compare every blob', len(content.blobs)) as step:
-                    size = compare_blobs(source, storage, content.blobs, step.advance)
-                    step.result = f'{len(content.blobs):,} files equal, {size / 1e6:.1f} MB'
 
         with report.step('Commit a change') as step:
             before, history = commit_change(directory)
@@ -166,7 +160,7 @@ def _blob_directory(data: str, given: str | None) -> str:
 
 
 def survey(source: LiveFileStorage, advance: Callable[[], None]) -> Content:
-    """Count what is in the FileStorage, and list the revisions of blobs that have a file."""
+    """Count what is in the FileStorage."""
     content = Content()
     for txn in source.iterator():
         content.transactions += 1
@@ -174,41 +168,16 @@ def survey(source: LiveFileStorage, advance: Callable[[], None]) -> Content:
             content.records += 1
             content.size += len(record.data or b'')
             content.oids.add(record.oid)
-            if is_blob_record(record.data):
-                with suppress(POSKeyError), source.openCommittedBlobFile(record.oid, record.tid):
-                    content.blobs.append((record.oid, record.tid))
         advance()
     return content
 
 
-def compare_history(source: FileStorage, storage: RelStore, advance: Callable[[int], None]) -> None:
-    """Compare all transactions with all their records. Difference at the first that is not equal."""
-    with closing(source.iterator()) as originals, closing(storage.iterator()) as copies:
-        for theirs, ours in zip_longest(originals, copies):
-            if theirs is None or ours is None:
-                raise Difference(f'transaction {tid_repr((theirs or ours).tid)} {_lost(ours is None)}.')
-            advance(_compare_transaction(theirs, ours))
-
-
-def _compare_transaction(theirs: TransactionRecord, ours: TransactionRecord) -> int:
-    """Compare two transactions with their records, in any order; return how many records there are.
-
-    Where a FileStorage has two records of one object in one transaction, the last counts.
-    """
-    where = f'transaction {tid_repr(theirs.tid)}'
-    for name in 'tid', 'status', 'user', 'description', 'extension_bytes':
-        _same(getattr(theirs, name), getattr(ours, name), f'{where}, its {name}')
-    originals = {record.oid: record.data for record in theirs}
-    copies = {record.oid: record.data for record in ours}
-    for oid in sorted(originals.keys() | copies.keys()):
-        if oid not in originals or oid not in copies:
-            raise Difference(f'{where}: object {oid_repr(oid)} {_lost(oid in originals)}.')
-        _same(originals[oid], copies[oid], f'{where}, object {oid_repr(oid)}')
-    return len(originals)
-
-
-def _lost(by_us: bool) -> str:
-    return 'was not copied' if by_us else 'was never in the source'
+def compare_history(source: LiveFileStorage, storage: Any, advance: Callable[[int], None]) -> Comparison:
+    """Compare all transactions, with all their records and blobs. Difference at the first that is not equal."""
+    comparison = Comparison(source, storage)
+    for difference in comparison.differences(lambda records, size: advance(records)):
+        raise Difference(difference)
+    return comparison
 
 
 def compare_objects(
@@ -219,26 +188,6 @@ def compare_objects(
         theirs, ours = _load(source, oid), _load(storage, oid)
         _same(theirs, ours, f'object {oid_repr(oid)}')
         advance()
-
-
-def compare_blobs(source: LiveFileStorage, storage: RelStore, revisions: list[tuple[bytes, bytes]],
-                  advance: Callable[[], None]) -> int:
-    """Compare the data of all blobs, by digest; return how many bytes they have. Difference as above."""
-    size = 0
-    for oid, tid in revisions:
-        with source.openCommittedBlobFile(oid, tid) as original, storage.openCommittedBlobFile(oid, tid) as copy:
-            _same(_digest(original), _digest(copy),
-                  f'the digest of the blob {oid_repr(oid)} in transaction {tid_repr(tid)}')
-            size += original.tell()
-        advance()
-    return size
-
-
-def _digest(file: IO[bytes]) -> str:
-    digest = hashlib.sha256()
-    while piece := file.read(1 << 20):
-        digest.update(piece)
-    return digest.hexdigest()
 
 
 def commit_change(directory: str) -> tuple[bytes, list[tuple[str, ...]]]:
