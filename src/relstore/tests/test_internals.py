@@ -46,6 +46,10 @@ class Pages(unittest.TestCase):
         self.assertIn('adapters/base.py', modules)
         self.assertEqual(modules - named, set())
 
+    def test_every_test_module_has_a_subject(self):
+        named = set(CODE.findall((PAGES / 'testing.md').read_text('utf-8')))
+        self.assertEqual({path.name for path in (PACKAGE / 'tests').glob('test_*.py')} - named, set())
+
     def test_what_is_wrong_is_noticed(self):
         for wrong in (
                 '`cash.py`', '`adapters/views.py`', '`test_nothing.sql`', '`tests/nowhere/`', '`cache.Cash`',
