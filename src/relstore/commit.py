@@ -4,18 +4,16 @@ Between begin and vote nothing is sent to the database: stores gather in a spool
 writes. Undo, restore and deletion are stores like any other.
 """
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
-from ZODB.ConflictResolution import ConflictResolvingStorage
 from ZODB.interfaces import IStorageTransactionMetaData
-from ZODB.POSException import ConflictError, MultipleUndoErrors, ReadConflictError, UndoError
-from ZODB.utils import p64, u64
+from ZODB.POSException import ConflictError, ReadConflictError, UndoError
+from ZODB.utils import p64
 
 from relstore.adapters.base import LARGEST, MAX_TID
 from relstore.adapters.commits.base import AnyCommit, Ballot, Metadata, Verdict
-from relstore.adapters.numbers import TOGETHER
 from relstore.caching.epochs import Origin
 from relstore.database import Database
 from relstore.errors import (
@@ -28,13 +26,14 @@ from relstore.errors import (
     StorageError,
     Unavailable,
 )
-from relstore.packing.links import Links, is_in_any
-from relstore.references import class_name, plain
-from relstore.sessions.session import Row, Session
+from relstore.packing.links import Links
+from relstore.resolving import class_of, explained, resolve_conflicts
+from relstore.sessions.session import Session
 from relstore.spool import Spool
+from relstore.undo import Undo
 
-# Seconds to go on asking for the outcome of a commit, while no server can be reached.
-OUTCOME_PATIENCE = 60.0
+# How long to go on asking for the outcome of a commit while no server can be reached.
+OUTCOME_PATIENCE_SECONDS = 60.0
 # Objects that tell in a vote, where no history does, that what was read is still there.
 PROBES = 5
 # How far a transaction is, and what that means for whoever wants to go on otherwise.
@@ -43,8 +42,6 @@ FAILED = 'its vote has failed, and nothing but tpc_abort can follow'
 VOTED = 'it has voted, and nothing but tpc_finish or tpc_abort can follow'
 # Around a finish that nobody need look at.
 UNWATCHED = nullcontext()
-# Bytes of another transaction's user and description that a ConflictError quotes: in all it is to have 2 kB at most.
-LONGEST_USER, LONGEST_DESCRIPTION = 200, 800
 
 
 class Transaction:
@@ -97,56 +94,8 @@ class Transaction:
         self._reads[oid] = tid
 
     def undo(self, tid: int) -> list[int]:
-        """Put back what transaction `tid` changed; return the oids. UndoError names what cannot be."""
-        def changes(session: Session) -> list[Row]:
-            if tid > MAX_TID or session.one(self._adapter.sql.transaction_is_undoable, (tid,)) is None:
-                raise UndoError('The transaction does not exist, or has been packed.')
-            return session.all(self._adapter.sql.undo, (tid,))
-
-        rows = self._database.pool.attempt(changes)
-        undone, failures = [], []
-        for oid, *row in rows:
-            try:
-                undone.append((oid, *self._undone(tid, oid, *row)))
-            except UndoError as e:
-                failures.append(e)
-        if len(failures) > 1:
-            raise MultipleUndoErrors([(failure._oid, failure._reason) for failure in failures])
-        if failures:
-            raise failures[0]
-        for oid, base, state, data_tid in undone:       # all or nothing: the caller may go on after an UndoError
-            self._spool.put(oid, base, state, data_tid=data_tid)
-        return [oid for oid, *_ in rows]
-
-    def _undone(self, tid: int, oid: int, written: str | None, current_tid: int, current: str | None, replaced: int,
-                before: int | None) -> tuple[int, bytes | None, int | None]:
-        """Return (base, state, data_tid) to put an object back. written, current: md5s, None where there is none."""
-        if replaced and before is None:
-            raise UndoError('The revision to go back to has been packed.', p64(oid))
-        pending = self._spool.get(oid)
-        if pending is not None:
-            current = pending.md5
-        if current == written:
-            return current_tid, self._state(oid, before) if before else None, before
-        return current_tid, self._undo_by_resolution(oid, tid, current_tid, before), None
-
-    def _undo_by_resolution(self, oid: int, tid: int, current_tid: int, before: int | None) -> bytes:
-        """Return what the object's class makes of going back from `tid` while keeping what came later."""
-        pending = self._spool.get(oid)
-        now = pending.held if pending is not None else self._state(oid, current_tid)
-        undone, wanted = self._state(oid, tid), self._state(oid, before) if before else None
-        if now is None or undone is None or wanted is None:
-            raise UndoError('A later transaction changed it, or removed it.', p64(oid))
-        resolved = self._resolve(oid, tid, undone, current_tid, now, wanted)
-        if resolved is None:
-            raise UndoError('A later transaction changed it, and its class cannot resolve that.', p64(oid))
-        return resolved
-
-    def _state(self, oid: int, tid: int) -> bytes | None:
-        row = self._database.pool.attempt(self._adapter.load_serial, oid, tid)
-        if row is None:
-            raise UndoError('The revision to go back to has been packed.', p64(oid))
-        return row[0]
+        """Put back what transaction `tid` changed; return the oids. UndoError names the objects that cannot be."""
+        return Undo(self._database, self._spool, tid).run()
 
     # Vote ---------------------------------------------------------------------------------------------------------
 
@@ -168,11 +117,13 @@ class Transaction:
         session = commit.session
         if self._tid is not None:
             database.whole.look(session, self._epoch, verdict.sweeps)
-        resolved = self._resolve_conflicts(verdict.conflicts) if verdict.conflicts else []
+        resolved = []
+        if verdict.conflicts:
+            resolved = resolve_conflicts(database, session, spool, verdict.conflicts)
         if spool.blobs or spool.deleted:
             database.blobs.refuse_change(session, spool.blobs, spool.deleted)
-        links = Links(database, session, spool, self._refused)
-        self._look_at_links(links, verdict)
+        links = Links(database, session, spool, self._origin, self._refused)
+        links.look(verdict, copied=self._tid is not None)
         if self._deleted:
             self._look_at_deletions(links)
         if database.marks is not None:
@@ -294,11 +245,13 @@ class Transaction:
                               'transaction read from it; nothing was stored.')
         if verdict.outdated:
             oid, tid = verdict.outdated[0]
-            raise self._conflict(ReadConflictError(oid=p64(oid), serials=(p64(tid), p64(self._reads[oid]))))
+            error = ReadConflictError(oid=p64(oid), serials=(p64(tid), p64(self._reads[oid])))
+            raise explained(self._database, self._session, error)
         if verdict.locked is not None:
             tid = p64(self._reads[verdict.locked])
-            raise self._conflict(ReadConflictError('An object that was read is being changed by another transaction',
-                                                   oid=p64(verdict.locked), serials=(tid, tid)))
+            error = ReadConflictError('An object that was read is being changed by another transaction',
+                                      oid=p64(verdict.locked), serials=(tid, tid))
+            raise explained(self._database, self._session, error)
         if verdict.last_tid is not None:
             raise StorageError(f'A transaction with the tid {self._tid:#x} cannot be added: the newest in the '
                                f'database has {verdict.last_tid:#x}.')
@@ -315,36 +268,6 @@ class Transaction:
         bases += [(oid, tid, self._reads[oid]) for oid, tid in verdict.outdated]
         return any(0 < tid < base and cache.knows(oid, base) for oid, tid, base in bases)
 
-    def _look_at_links(self, links: Links, verdict: Verdict) -> None:
-        """See that nothing refers to what a pack removes, or has removed since the connection began; see links.py.
-
-        Nor to what was deleted since then. What is copied with its tid may refer to what comes later.
-        """
-        epochs, origin = self._database.epochs, self._origin
-        swept: Sequence[Sequence[int]] | None = []
-        if self._tid is None and verdict.sweeps != (known := epochs.sweeps_of(origin.began)):
-            swept = epochs.swept(known, verdict.sweeps)
-        if self._tid is None and (verdict.sweeping or origin.since < verdict.deleted
-                                  or self._refused and not self._refused.isdisjoint(links.linked)):
-            swept = None
-        if verdict.sweeping or swept != []:
-            links.look(verdict.sweeping, swept, lambda oid: self._may_have_seen(oid, verdict))
-
-    def _may_have_seen(self, oid: int, verdict: Verdict) -> bool:
-        """Whether the view may have shown an object that is not there now, so that a younger one helps.
-
-        RelStorage leaves no trace of what it removes; during a sweep a deletion does not either.
-        """
-        if self._origin.at is None or self._origin.at < verdict.deleted or verdict.sweeping or self._adapter.may_lag:
-            return True
-        swept = self._database.epochs.swept(self._database.epochs.sweeps_of(self._origin.generation), verdict.sweeps)
-        if swept is None or is_in_any(swept, oid) or not self._adapter.writes_alone(self._session):
-            return True
-        if not self._adapter.keep_history:
-            return False
-        before = self._adapter.load_before(self._session, oid, self._origin.at + 1)
-        return before is not None and before[0] is not None     # its creation was undone since
-
     def _look_at_deletions(self, links: Links) -> None:
         """An outside collector deletes what it takes for garbage. See that nobody has linked that since its view.
 
@@ -355,86 +278,9 @@ class Transaction:
             links.look_since(self._origin.at, self._deleted)
         self._commit.tell_deletion()
 
-    def _resolve_conflicts(self, conflicts: list[tuple[int, int, bytes | None]]) -> list[int]:
-        resolved = []
-        for start in range(0, len(conflicts), TOGETHER):
-            some = conflicts[start:start + TOGETHER]
-            if start:
-                states = self._adapter.load_serials(self._session, [(oid, tid) for oid, tid, _ in some])
-                some = [(oid, tid, states.get(oid)) for oid, tid, _ in some]
-            old = self._old_states([oid for oid, _, current in some if current is not None])
-            resolved += [self._resolve_conflict(*conflict, old.get(conflict[0])) for conflict in some]
-        return resolved
-
-    def _resolve_conflict(self, oid: int, current_tid: int, current: bytes | None, old: bytes | None) -> int:
-        pending = self._spool[oid]
-        mine, base = pending.held, pending.base
-        resolved = None
-        if old is not None and current is not None and mine is not None:
-            resolved = self._resolve(oid, base, old, current_tid, current, mine)
-        if resolved is None:
-            raise self._conflict(ConflictError(oid=p64(oid), serials=(p64(current_tid), p64(base))), mine or current)
-        self._database.conflicts.conflict(oid, self._class_name(mine), resolved=True)
-        self._spool.put(oid, base, resolved)
-        return oid
-
-    def _old_states(self, oids: list[int]) -> dict[int, bytes | None]:
-        """Return the states that changes were based on, by oid, as far as there are any.
-
-        A history-free database has overwritten them: the cache may not.
-        """
-        bases = {row.oid: row.base for row in map(self._spool.__getitem__, oids) if row.base and row.size is not None}
-        found = {oid: self._database.cache.revision(oid, base) for oid, base in bases.items()}
-        missing = [(oid, base) for oid, base in bases.items() if found[oid] is None]
-        if missing and self._adapter.keep_history:
-            found |= self._adapter.load_serials(self._session, missing)
-        return found
-
-    def _resolve(
-        self, oid: int, old_tid: int, old: bytes, current_tid: int, current: bytes, mine: bytes
-    ) -> bytes | None:
-        """Return what the object's class makes of both changes, or None if it cannot."""
-        resolver = _Resolver(self._database, old)
-        try:
-            return resolver.tryToResolveConflict(p64(oid), p64(current_tid), p64(old_tid), mine, current)
-        except (ConflictError, IndexError, TypeError, ValueError):
-            return None     # the others are ZODB's, where it looks for the class in what is no record
-
-    def _conflict(self, error: ConflictError, record: bytes | None = None) -> ConflictError:
-        """Add to an error what is known of the object and of the other transaction; count it, and return it.
-
-        The transaction ends here: others may wait for its locks. error: with oid and serials. record: a state of the
-        object, if one is at hand.
-        """
-        oid, (theirs, mine) = u64(error.oid), map(u64, error.serials)
-        record, author = record or self._database.cache.revision(oid, mine), None
-        with suppress(StorageError):        # that it failed is certain; what more can be told is not
-            self._session.rollback()
-            if record is None:
-                record, _ = self._adapter.load_now(self._session, oid) or (None, 0)
-            if theirs not in (mine, 0):         # 0: no revision is current
-                author = self._author(theirs)
-        name = self._class_name(record)
-        self._database.conflicts.conflict(oid, name, resolved=False)
-        error.class_name = name or None
-        if author is not None:
-            user, description = author
-            texts = [('user', plain(user or b'', LONGEST_USER)),
-                     ('description', plain(description or b'', LONGEST_DESCRIPTION))]
-            said = ', '.join(f'{what} "{text}"' for what, text in texts if text)
-            error.message += f'; the other transaction: {said}' if said else ''
-        return error
-
-    def _author(self, tid: int) -> Row | None:
-        """Return the beginnings of a transaction's user and description, or None if there is no such record."""
-        return self._session.one(self._adapter.sql.author, (tid,)) if self._adapter.keep_history else None
-
     def _class_of(self, lock: int | None) -> str:
         pending = None if lock is None else self._spool.get(lock)
-        return self._class_name(pending.held) if pending else ''
-
-    def _class_name(self, record: bytes | None) -> str:
-        return class_name(self._database.plain(record)) if record else ''
+        return class_of(self._database, pending.held) if pending else ''
 
     # Finish -------------------------------------------------------------------------------------------------------
 
@@ -484,7 +330,7 @@ class Transaction:
         self._session.broken = True
         self._give_back()
         oids = [row.oid for row in self._spool]
-        deadline = time.monotonic() + OUTCOME_PATIENCE
+        deadline = time.monotonic() + OUTCOME_PATIENCE_SECONDS
         while True:
             try:
                 tid = self._database.pool.attempt(self._commit.outcome, oids)
@@ -518,15 +364,3 @@ class Transaction:
 def _bytes(text: bytes | str) -> bytes:
     """ZODB converts what it is given at first, not what is assigned to the attribute later."""
     return text if isinstance(text, bytes) else text.encode('utf-8')
-
-
-class _Resolver(ConflictResolvingStorage):
-    """What ZODB's conflict resolution wants of a storage, for one object."""
-
-    def __init__(self, database: Database, old: bytes):
-        self._old = old
-        self._crs_transform_record_data: Callable[[bytes], bytes] = database.transform
-        self._crs_untransform_record_data: Callable[[bytes], bytes] = database.untransform
-
-    def loadSerial(self, oid: bytes, serial: bytes) -> bytes:
-        return self._old

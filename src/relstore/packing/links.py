@@ -14,6 +14,8 @@ from ZODB.POSException import ConflictError
 from ZODB.utils import p64
 
 from relstore.adapters.base import MAX_TID
+from relstore.adapters.commits.base import Verdict
+from relstore.caching.epochs import Origin
 from relstore.database import Database
 from relstore.errors import ConfigurationError, StorageError
 from relstore.packing.reading import Revisions
@@ -33,31 +35,43 @@ REMEMBERED = 1000
 class Links:
     """The links of one transaction.
 
-    session: has voted. refused: missing objects that this instance of the storage has refused a link to before.
+    session: has voted. origin: what the transaction was based on. refused: missing objects that this instance of the
+    storage has refused a link to before.
     """
 
-    def __init__(self, database: Database, session: Session, spool: Spool, refused: set[int]):
+    def __init__(self, database: Database, session: Session, spool: Spool, origin: Origin, refused: set[int]):
         self._database, self._adapter, self._session = database, database.adapter, session
-        self._spool, self._refused = spool, refused
+        self._spool, self._origin, self._refused = spool, origin, refused
 
     @cached_property
     def _revisions(self) -> Revisions:
         return Revisions(self._database, Report(), lambda what, done, total: None)
 
-    def look(self, sweeping: int, swept: Sequence[Sequence[int]] | None, may_have_seen: Callable[[int], bool]) -> None:
-        """Refuse new links to what is being removed, or does not exist. Nor may what is being removed be changed.
+    def look(self, verdict: Verdict, copied: bool) -> None:
+        """Refuse new links to what a pack removes, or has removed or others have deleted since the connection began.
 
-        sweeping: the pack whose sweep is under way; 0: none. swept: what was removed since the connection began, each
-        list in order; None: unknown. may_have_seen: whether the view may have shown an object that is not there now.
+        Nor may what is being removed be changed. copied: with its tid; then it may refer to what comes later.
         """
+        epochs, origin, sweeping = self._database.epochs, self._origin, verdict.sweeping
+        swept: Sequence[Sequence[int]] | None = []      # sorted lists; None: unknown
+        if not copied:
+            if verdict.sweeps != (known := epochs.sweeps_of(origin.began)):
+                swept = epochs.swept(known, verdict.sweeps)
+            if sweeping or origin.since < verdict.deleted or (
+                    self._refused and not self._refused.isdisjoint(self.linked)):
+                swept = None
         if sweeping:
             self._refuse_what_goes(sweeping)
+        if sweeping or swept != []:
+            self._refuse_what_is_gone(verdict, swept)
+
+    def _refuse_what_is_gone(self, verdict: Verdict, swept: Sequence[Sequence[int]] | None) -> None:
         missing = self.linked - self.changed
-        error = partial(self._not_there, may_have_seen)
+        error = partial(self._not_there, verdict)
         if swept is None:
             self._look_up(missing, self._those_missing, error)
         else:
-            self._look_up(missing, lambda oids: [oid for oid in oids if is_in_any(swept, oid)], error)
+            self._look_up(missing, lambda oids: [oid for oid in oids if _is_in_any(swept, oid)], error)
 
     def _refuse_what_goes(self, sweeping: int) -> None:
         try:
@@ -113,11 +127,11 @@ class Links:
         return ConflictError(f'The object {oid:#x}, which this transaction changes or refers to, was not referred to '
                              'by anything, and is removed by a pack', oid=p64(oid))
 
-    def _not_there(self, may_have_seen: Callable[[int], bool], oid: int) -> Exception:
+    def _not_there(self, verdict: Verdict, oid: int) -> Exception:
         """Return a ConflictError if a newer view may differ: it usually does not find what was removed since.
 
         A StorageError if even this view did not find the object, or if this instance has refused the link before: a
-        retry with a newer view would fail again, but may_have_seen may not show that.
+        retry with a newer view would fail again, but _may_have_seen may not show that.
         """
         message = (f'The object {oid:#x}, to which this transaction adds a reference, is not there: a pack has removed '
                    'it, or it was deleted, or it was missing before')
@@ -125,10 +139,26 @@ class Links:
         if len(self._refused) >= REMEMBERED:
             self._refused.clear()
         self._refused.add(oid)
-        if refused_before or not may_have_seen(oid):
+        if refused_before or not self._may_have_seen(oid, verdict):
             return StorageError(f'{message}.')
         self._database.conflicts.conflict(oid, '', resolved=False)
         return ConflictError(message, oid=p64(oid))
+
+    def _may_have_seen(self, oid: int, verdict: Verdict) -> bool:
+        """Whether the view may have shown an object that is not there now, so that a newer view helps.
+
+        RelStorage leaves no trace of what it removes; during a sweep a deletion does not either.
+        """
+        at, epochs = self._origin.at, self._database.epochs
+        if at is None or at < verdict.deleted or verdict.sweeping or self._adapter.may_lag:
+            return True
+        swept = epochs.swept(epochs.sweeps_of(self._origin.generation), verdict.sweeps)
+        if swept is None or _is_in_any(swept, oid) or not self._adapter.writes_alone(self._session):
+            return True
+        if not self._adapter.keep_history:
+            return False
+        before = self._adapter.load_before(self._session, oid, at + 1)
+        return before is not None and before[0] is not None     # its creation was undone since
 
     @cached_property
     def changed(self) -> set[int]:
@@ -165,7 +195,7 @@ class Links:
                 yield oid, unpack(refs or b'')
 
 
-def is_in_any(lists: Iterable[Sequence[int]], oid: int) -> bool:
+def _is_in_any(lists: Iterable[Sequence[int]], oid: int) -> bool:
     """Whether an object is in one of these sorted lists of oids."""
     return any(_is_in(oids, oid) for oids in lists)
 

@@ -17,9 +17,8 @@ from ZODB.POSException import ConflictError, ReadConflictError
 from ZODB.utils import oid_repr, p64, readable_tid_repr, u64, z64
 
 import relstore
-from relstore import conflicts, references
+from relstore import conflicts, references, resolving
 from relstore.adapters.numbers import COMMIT_LOCK, EVERYBODY, SOME_OBJECTS
-from relstore.commit import Transaction
 from relstore.conflicts import Conflicts
 from relstore.errors import Deadlock, Disconnected, LockTimeout, StorageError
 from relstore.references import class_name, plain
@@ -183,7 +182,7 @@ class Errors(Suite):
 
     def test_nothing_more_can_be_found_out(self):
         """What happened is known, so that is what is said, with what is known without the database."""
-        with patch.object(Transaction, '_author', side_effect=Disconnected('by the test')):
+        with patch.object(resolving, '_author', side_effect=Disconnected('by the test')):
             error = self.conflict(user='editor')
         self.assertEqual(error.class_name, MINPO)
         self.assertNotIn('editor', str(error))
