@@ -1,7 +1,7 @@
 """RelStore: the face that ZODB sees. bytes here, ints inside."""
 import threading
 from collections.abc import Callable, Iterable
-from typing import IO, Any, overload
+from typing import IO, Any
 
 from ZODB.blob import FilesystemHelper
 from ZODB.interfaces import (
@@ -23,7 +23,6 @@ from ZODB.mvccadapter import HistoricalStorageAdapter
 from ZODB.POSException import (
     ConflictError,
     POSKeyError,
-    ReadOnlyError,
     StorageTransactionError,
     Unsupported,
 )
@@ -34,23 +33,18 @@ from zope.interface import alsoProvides, implementer
 from relstore import copying, history, iterate
 from relstore.adapters.addresses import Address
 from relstore.adapters.base import MAX_TID
+from relstore.administration import Administration
 from relstore.commit import OPEN, VOTED, Transaction
-from relstore.conflicts import ObjectConflicts
 from relstore.database import Database
 from relstore.options import Options
-from relstore.packing.pack import Packer
-from relstore.packing.report import Progress, Report
-from relstore.sessions.session import Session
 from relstore.view import View
 from relstore.walk import Walks
-
-# Up to so many objects are counted one by one.
-COUNTED = 5000
+from relstore.wrapping import Wrapping
 
 
 @implementer(IMVCCPrefetchStorage, IMVCCAfterCompletionStorage, IMultiCommitStorage, ReadVerifyingStorage,
              IStorageRestoreable, IStorageIteration, IStorageCurrentRecordIteration, IExternalGC)
-class RelStore(UndoLogCompatible):
+class RelStore(Administration, UndoLogCompatible):
     """A ZODB storage: RelStore(SQLite(data_dir)), RelStore(PostgreSQL(dsn), keep_history=False).
 
     ZODB makes an instance for each of its connections with new_instance(); such a one is used by one thread at a
@@ -95,17 +89,6 @@ class RelStore(UndoLogCompatible):
 
     def isReadOnly(self) -> bool:
         return self._database.options.read_only
-
-    def __len__(self) -> int:
-        """Return how many objects there are: exact for a few thousand, else about."""
-        return self._pool.attempt(self._count)
-
-    def _count(self, session: Session) -> int:
-        [[count]] = session.all(self._adapter.sql.count_up_to, (COUNTED,))
-        return count if count < COUNTED else max(count, self._adapter.estimated_count(session))
-
-    def getSize(self) -> int:
-        return self._pool.attempt(self._adapter.size)
 
     def registerDB(self, wrapper: IStorageWrapper) -> None:
         """Learn how a wrapper around this storage changes records."""
@@ -311,10 +294,6 @@ class RelStore(UndoLogCompatible):
         self._over_base = True
         return self._finish_lock
 
-    def _check_writable(self) -> None:
-        if self._database.options.read_only:
-            raise ReadOnlyError()
-
     # IBlobStorageRestoreable --------------------------------------------------------------------------------------
 
     def storeBlob(self, oid: bytes, oldserial: bytes | None, data: bytes, blobfilename: str, version: str,
@@ -399,83 +378,6 @@ class RelStore(UndoLogCompatible):
         with copying.guarded(self._adapter) as guard:
             copying.copy_transactions(other, self, guard, progress)
 
-    # Administration -----------------------------------------------------------------------------------------------
-
-    def cache_stats(self) -> dict[str, int]:
-        """Return counts since the storage was opened, by this process; about, where threads count at once.
-
-        hits, misses: of loads in the cache. objects, bytes: in it now. evictions. log: objects of which is known that
-        they changed. ahead_fetched, ahead_used: objects fetched before anybody asked, and of those the ones that
-        were then asked for. shared_hits, shared_misses: objects looked for in memcached. polls_sent: questions to
-        the database what changed; polls_saved: those that an answer was there for.
-        """
-        return self._database.cache_stats()
-
-    def commit_stats(self) -> dict[str, int | float]:
-        """Return counts since the storage was opened, by this process, and what was waited for, in seconds.
-
-        commits. conflicts_resolved, conflicts_failed: of objects. deadlocks: transactions that the database ended.
-        lock_timeouts: transactions that were given up, because a lock was not free within `commit-lock-timeout`;
-        waited_in_vain: what they waited. waited_objects: for locks of objects; waited_commit: for the one lock of all
-        that commit; waited_everybody: for who keeps all others out, a large transaction or a pack. longest_wait: the
-        longest of all.
-        """
-        return self._database.conflicts.stats()
-
-    def conflicts(self) -> list[ObjectConflicts]:
-        """Return the objects over which transactions conflicted, or waited for each other, most conflicts first.
-
-        A thousand at most, as this process saw it since the storage was opened. See ObjectConflicts.
-        """
-        return self._database.conflicts.objects()
-
-    @overload
-    def pack(self, pack_time: float | None, referencesf: Callable[..., Any], gc: bool | None = None) -> None: ...
-
-    @overload
-    def pack(self, pack_time: float | None, referencesf: None = None, gc: bool | None = None, *,
-             dry_run: bool | None = None, prepack_only: bool | None = None, skip_prepack: bool | None = None,
-             progress: Progress = ...) -> Report: ...
-
-    def pack(
-        self, pack_time: float | None, referencesf: Callable[..., Any] | None = None, gc: bool | None = None, *,
-        dry_run: bool | None = None, prepack_only: bool | None = None, skip_prepack: bool | None = None,
-        progress: Progress = lambda what, done, total: None
-    ) -> Report | None:
-        """Remove what was outdated or unreachable at `pack_time`, in seconds since 1970 (None: now); see pack.py.
-
-        Return what was removed; None where ZODB calls, with a referencesf, and expects that.
-
-        As with RelStorage pack_time may also be an int that is a tid, which its size tells: then what was so after that
-        transaction. A number that is neither is refused, with a ConfigurationError.
-        gc: False forbids to collect garbage. True does not allow what pack-gc forbids, for storages around this one say
-        so whatever they are told. dry_run: remove nothing, and report what would go. prepack_only: look for it, and
-        write it down. skip_prepack: remove what was written down. Where they are not given, the options say. progress:
-        is told what is being done, how much of it is done, and of how much or None.
-
-        Unavailable if somebody else is packing. referencesf is not used: no class is loaded.
-        """
-        options = self._database.options
-        if not dry_run:
-            self._check_writable()
-        report = Packer(self._database, progress, gc is not False).run(
-            pack_time, dry_run=options.pack_dry_run if dry_run is None else dry_run,
-            prepack_only=options.pack_prepack_only if prepack_only is None else prepack_only,
-            skip_prepack=options.pack_skip_prepack if skip_prepack is None else skip_prepack)
-        self._blobs.end_view()      # an instance without a view has none that ends
-        return report if referencesf is None else None
-
-    def zap_all(self) -> None:
-        """Remove everything: all objects, their history, and the record of oids.
-
-        Other processes that have the database open cannot commit what they read before; but what they read while
-        something else is copied into it may be a mixture of both. Stop them first. Unavailable if somebody packs it.
-        """
-        self._check_writable()
-        self.release()
-        self._database.zap_all()
-        self._view.lose()
-
 
 def _number(oid: bytes) -> int:
     """Return the oid of an object that may be there; POSKeyError of one that cannot."""
@@ -485,48 +387,5 @@ def _number(oid: bytes) -> int:
     return number
 
 
-class _Wrapped(RelStore):
-    """An instance that does itself what a wrapper does around the storage that made it.
-
-    Records are wrapped as they come in and unwrapped as they go out. Below that, in the cache and in memcached too,
-    they are what the database holds: an encrypted one is nowhere kept in clear.
-    """
-
-    def __init__(self, database: Database, wrapper: IStorageWrapper):
-        super().__init__(database)
-        self._wrapper = wrapper
-        self._wrap: Callable[[bytes], bytes] = wrapper.transform_record_data
-        self._unwrap: Callable[[bytes], bytes] = wrapper.untransform_record_data
-
-    def registerDB(self, wrapper: IStorageWrapper) -> None:
-        """Leave it to the wrapper: this one has a new_instance, which has wrapped what ours has returned."""
-        super().registerDB(wrapper)
-        self._wrap = self._unwrap = lambda record: record
-
-    def load(self, oid: bytes, version: str = '') -> tuple[bytes, bytes]:
-        state, tid = super().load(oid)
-        return self._unwrap(state), tid
-
-    def loadBefore(self, oid: bytes, tid: bytes) -> tuple[bytes, bytes, bytes | None] | None:
-        found = super().loadBefore(oid, tid)
-        return found and (self._unwrap(found[0]), *found[1:])
-
-    def loadSerial(self, oid: bytes, serial: bytes) -> bytes:
-        return self._unwrap(super().loadSerial(oid, serial))
-
-    def store(self, oid: bytes, serial: bytes | None, data: bytes, version: str,
-              transaction: IStorageTransactionMetaData) -> None:
-        super().store(oid, serial, self._wrap(data), version, transaction)
-
-    def restore(self, oid: bytes, serial: bytes, data: bytes | None, version: str, prev_txn: bytes | None,
-                transaction: IStorageTransactionMetaData) -> None:
-        super().restore(oid, serial, data and self._wrap(data), version, prev_txn, transaction)
-
-    def iterator(self, start: bytes | None = None, stop: bytes | None = None) -> iterate.TransactionIterator:
-        transactions = super().iterator(start, stop)
-        transactions.unwrap = self._unwrap
-        return transactions
-
-    def record_iternext(self, next: bytes | None = None) -> tuple[bytes, bytes, bytes, bytes | None]:
-        oid, tid, state, following = super().record_iternext(next)
-        return oid, tid, self._unwrap(state), following
+class _Wrapped(Wrapping, RelStore):
+    """An instance that does itself what a wrapper does around the storage that made it."""
