@@ -1,7 +1,6 @@
 """Database: what all instances of one storage share."""
 import logging
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -16,7 +15,7 @@ from relstore.blobs.home import blobs_of
 from relstore.caching import proof
 from relstore.caching.cache import Cache
 from relstore.caching.commits import CommitCounter
-from relstore.caching.epochs import Epochs, named
+from relstore.caching.epochs import Epochs
 from relstore.caching.memcached import Memcached, split_servers
 from relstore.caching.polling import Answer, Polling
 from relstore.caching.proof import Finding
@@ -26,6 +25,7 @@ from relstore.caching.warmstart import WarmStart
 from relstore.conflicts import Conflicts
 from relstore.errors import ConfigurationError, DatabaseError, OutcomeUnknown, StorageError
 from relstore.finishing import Finishing
+from relstore.generations import Generations
 from relstore.marks import Marks
 from relstore.oids import OidAllocator
 from relstore.options import Options
@@ -34,9 +34,6 @@ from relstore.sessions.session import Session
 from relstore.whole import Wholeness, say_whole
 
 log = logging.getLogger('relstore')
-
-# Objects that are remembered from the beginning of an epoch: see `changed_last`.
-EARLY = 20
 
 
 class Database:
@@ -57,7 +54,6 @@ class Database:
         # How a record is wrapped (compressed, say) by a storage around this one: see IStorageWrapper.
         self.transform: Callable[[bytes], bytes] = _same
         self.untransform: Callable[[bytes], bytes] = _same
-        self._lock = threading.Lock()           # for changes of the epoch, with the cache's generation
         self.epochs = Epochs(remembered=options.poll_limit)
         self._forked = False        # and not used since
         with ExitStack() as begun:  # to be closed where something fails
@@ -93,14 +89,17 @@ class Database:
         if self.memcached is not None:
             self.counter = CommitCounter(self.memcached, self.options.cache_prefix, self.name)
         self.polling = Polling(self.counter, self._poll_interval())
+        self._generations = Generations(
+            self.name, adapter, self.cache, self.epochs, self.polling, self.tier,
+            [self.oids, self.blobs, *([] if self.marks is None else [self.marks])])
         self.warm = self._saved_cache()
         sweeps, _ = adapter.sweeps.state(session)
         last = cache(partial(adapter.last_tid, session))        # asked after the file, which others may renew
         since = last()
         if self.warm:
-            named, proves = self._lasting(session.epoch, sweeps), partial(proof.is_proven, adapter, session)
-            since = self.warm.head(named, last, proves)
-        self._begin(session, session.epoch, sweeps, since=since, last=last())
+            lasting = self._generations.lasting(session.epoch, sweeps)
+            since = self.warm.head(lasting, last, partial(proof.is_proven, adapter, session))
+        self._generations.begin(session, session.epoch, sweeps, since=since, last=last())
         if self.cache.head < last():
             self.poll(session)
         if self.marks is not None:
@@ -122,7 +121,7 @@ class Database:
 
         def epoch_of(generation: int) -> str:
             database = this()
-            return '' if database is None else database._named_epoch_of(generation)
+            return '' if database is None else database._generations.lasting_of(generation)
 
         def proves(known: proof.Known) -> bool:
             database = this()
@@ -133,16 +132,6 @@ class Database:
                          options.cache_local_mb << 20 if largest is None else largest)
         weakref.finalize(self, warm.stop)
         return warm
-
-    def _named_epoch_of(self, generation: int) -> str:
-        with self._lock:
-            if generation != self.cache.generation:
-                return ''
-            return self._lasting(self.epochs.now, self.epochs.sweeps_of(generation))
-
-    def _lasting(self, epoch: str, sweeps: int) -> str:
-        """Return what to call an epoch in what is to serve after a restart of everything."""
-        return named(self.adapter.lasting(epoch), sweeps)
 
     def known(self) -> Answer:
         """Return where a view may stand without a question to the database."""
@@ -185,7 +174,7 @@ class Database:
             epoch, last, sweeps, stands, changes = self.adapter.poll(session, since, self.options.poll_limit)
         if epoch != self.epochs.now or lost:
             refuse_another_version(self.adapter, self.adapter.meta(session))
-            with self._lock:
+            with self._generations.lock:
                 if generation != self.cache.generation:
                     return last, generation     # a late answer, from an epoch that others know is over
                 log.warning('The database is not what it was: restarted, failed over, restored or emptied, or another '
@@ -195,12 +184,12 @@ class Database:
         if self.marks is not None and sweeps > self.marks.known.number:
             self.marks.learn(session, sweeps)
         if sweeps > self.epochs.sweeps_of(generation):
-            generation = self._drop_swept(session, generation, sweeps)
+            generation = self._generations.drop_swept(session, generation, sweeps, self.options.poll_limit)
         if len(changes) > self.options.poll_limit:
             self.cache.jump(last, generation)
         else:
             self.cache.advance(since, last, changes, generation)
-        with self._lock:
+        with self._generations.lock:
             self.epochs.told(last)
         if self.tier is not None:
             self.tier.look()
@@ -249,7 +238,7 @@ class Database:
 
     def committed(self, tid: int, oids: Iterable[int]) -> None:
         """Remember some objects of a commit of this process: the next poll has to tell of them."""
-        with self._lock:
+        with self._generations.lock:
             self.epochs.committed(tid, oids)
 
     @contextmanager
@@ -270,62 +259,11 @@ class Database:
             if self.counter is not None and over:
                 self.counter.done(token)
 
-    def _begin(self, session: Session, epoch: str, sweeps: int, last: int, since: int | None = None) -> None:
-        """Start a generation of views and cached states.
-
-        sweeps: how many have ended. last: the newest tid. since: in a new process, where the log is to begin because
-        what was saved is of that time; it begins earlier still where what the processes share does.
-        """
-        base = None
-        if self.tier is not None:
-            # The same epoch, though it begins anew: what the processes share may be of what was lost.
-            afresh = epoch == self.epochs.now and since is None
-            stands = partial(self.adapter.stands, session) if self.adapter.keep_history else None
-            base = self.tier.begin(self.name, named(epoch, sweeps), self.cache.generation + 1, last, stands, afresh)
-        if since is None:
-            since = last
-        elif base is not None:
-            since = min(since, base)
-        self.oids.forget()      # the database may count them anew
-        self.blobs.forget()
-        if self.marks is not None:
-            self.marks.forget()
-        self.epochs.begin(self.cache.generation + 1, sweeps, session.all(self.adapter.sql.newest, (EARLY,)))
-        self.cache.restart(since)
-        self.polling.forget()
-        self.epochs.now = epoch
-
-    def _drop_swept(self, session: Session, generation: int, number: int) -> int:
-        """Begin a generation without what sweeps of a pack, so many, have removed; return it, for views that know them.
-
-        generation: in which somebody asked. The session tells of these sweeps and of no later one, or of what is now.
-        What could interleave:
-
-        * Others load meanwhile what they still see, in views of earlier generations: they may not put it anywhere.
-        * Others were told the same: whoever is first begins the generation, and the others' answers are as good in it.
-        * Others were told of one sweep more, and were quicker: what our view sees may be gone by now. Or the epoch is
-          over. Then it stays in the generation in which it asked.
-        """
-        is_next = self.epochs.sweeps_of(generation) == number - 1
-        oids = self.adapter.sweeps.swept(session, number, self.options.poll_limit) if is_next else None
-        with self._lock:
-            now = self.cache.generation
-            known = self.epochs.sweeps_of(now)
-            if known > number or not self.epochs.is_current(generation):
-                return generation
-            if known < number:
-                self.epochs.see_sweep(number, now + 1, oids)
-                if self.tier is not None:
-                    self.tier.begin(self.name, named(self.epochs.now, number), now + 1, self.cache.head)
-                self.cache.remove(oids)
-                self.polling.forget()
-            return self.cache.generation
-
     def _begin_anew(self, session: Session, epoch: str, sweeps: int, last: int) -> None:
         self.pool.retire()      # sessions know the epoch they began in
         if self.warm is not None:
             self.warm.discard()
-        self._begin(session, epoch, sweeps, last)
+        self._generations.begin(session, epoch, sweeps, last)
         if self.counter is not None:
             self.counter.done(False)    # as of a commit that nobody counted: the others have to see it, too
 
@@ -338,7 +276,7 @@ class Database:
             epoch = self.adapter.epoch(session)
             sweeps, _ = self.adapter.sweeps.state(session)
             self.blobs.emptied(session)
-            with self._lock:
+            with self._generations.lock:
                 self._begin_anew(session, epoch, sweeps, 0)
 
     @overload
@@ -377,25 +315,24 @@ class Database:
             self.memcached.close()
 
     def _after_fork(self) -> None:
-        self._lock = threading.Lock()
-        for part in (self.pool, self.finishing, self.oids, self.cache, self.conflicts, self.polling, self.memcached,
-                     self.counter, self.warm):
+        for part in (self._generations, self.pool, self.finishing, self.oids, self.cache, self.conflicts, self.polling,
+                     self.memcached, self.counter, self.warm):
             if part is not None:
                 part.after_fork()
         self._forked = True
 
     def _begin_in_child(self, session: Session) -> None:
         """Begin as a new process does, at the first poll: a child that does not use the storage shall do nothing."""
-        with self._lock:
+        with self._generations.lock:
             if self._forked:
                 head, sweeps = self.cache.head, self.epochs.sweeps_of(self.cache.generation)
                 if self.warm is None or not self.warm.is_open:
-                    self._begin(session, self.epochs.now, sweeps, head, head)
+                    self._generations.begin(session, self.epochs.now, sweeps, head, head)
                 else:
                     # A file that is newer was saved by another process, and serves as well.
                     proves = partial(proof.is_proven, self.adapter, session)
-                    saved = self.warm.head(self._lasting(self.epochs.now, sweeps), lambda: MAX_TID, proves)
-                    self._begin(session, self.epochs.now, sweeps, head, min(head, saved))
+                    saved = self.warm.head(self._generations.lasting(self.epochs.now, sweeps), lambda: MAX_TID, proves)
+                    self._generations.begin(session, self.epochs.now, sweeps, head, min(head, saved))
                     self.warm.start()
                 self._forked = False
 
