@@ -12,55 +12,22 @@ Readers take no lock.  Whatever they see while a writer works is harmless, becau
 
 So a find() that races an advance() still answers for `at`, as asked.
 """
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable
-from itertools import islice, takewhile
+from itertools import islice
 from threading import Lock
 
 from relstore.caching.bases import Base, Bases, Standing
-
-# valid_to of a revision that is the newest known; above every tid.
-OPEN = 1 << 63
-
-
-class Revision:
-    """One state of one object."""
-
-    __slots__ = ('tid', 'valid_to', 'state', 'used')
-
-    def __init__(self, tid: int, valid_to: int, state: bytes):
-        self.tid = tid
-        self.valid_to = valid_to
-        self.state = state
-        self.used = False           # hit since the clock's hand last passed? (newest revision only)
-
-
-def memory_of(thing: object) -> int:
-    """Return the bytes that Python allocates for an object: a multiple of 16."""
-    return (sys.getsizeof(thing) + 15) & ~15
-
-
-# Memory of a cached revision besides its state: itself and its tid.
-REVISION_BYTES = memory_of(Revision(0, 0, b'')) + memory_of(1 << 62)
-# And of an object: its oid, a slot in a dictionary that is one to two thirds full, an entry in the clock.
-OBJECT_BYTES = memory_of(1 << 31) + 48 + 8
+from relstore.caching.changelog import ChangeLog
+from relstore.caching.revision import OBJECT_BYTES, OPEN, Revision, size_of
 
 # How many used objects the hand spares before it evicts one anyway, so that no writer holds the lock for long.
-PATIENCE = 100
+SPARED_OBJECTS = 100
 # The share of the budget reserved for bases of changes (see Bases), because a cache in use is always full.
-BASES = 1 / 8
+BASES_SHARE = 1 / 8
 
 
-_EMPTY_STATE_BYTES = sys.getsizeof(b'')
-
-
-def _size(state: bytes) -> int:
-    """Return the memory of a revision, without sys.getsizeof(): a large commit does this for each object."""
-    return REVISION_BYTES + ((len(state) + _EMPTY_STATE_BYTES + 15) & ~15)
-
-
-class Cache:
+class Cache(ChangeLog):
     """States by oid and view, within a budget of `limit` bytes; all tids and oids are 64-bit ints.
 
     States longer than `object_max` bytes are not kept.  With limit 0 no state is, but the log still works.
@@ -77,21 +44,16 @@ class Cache:
     """
 
     def __init__(self, limit: int, object_max: int, log_limit: int = 100_000, keep_bases: bool = False):
+        super().__init__(log_limit)
         self.limit = limit
         # Which states are not kept? Not asked for states that this process commits.
         self.unwanted: Callable[[bytes], bool] | None = None
         # The longest state that is kept; never more than an empty cache could hold.
-        self.object_max = min(object_max, limit - OBJECT_BYTES - _size(b''))
-        self.log_limit = log_limit
-        self.head = 0               # the newest polled tid
-        self.floor = 0              # the log is complete in (floor, head]
-        self.generation = 0         # how often restart() was called
-        self._lock = Lock()         # for writers
+        self.object_max = min(object_max, limit - OBJECT_BYTES - size_of(b''))
         self._entries: dict[int, Revision] = {}     # the newest
         self._older: dict[int, Revision] = {}       # the one before, for few objects
-        self._changed: dict[int, int] = {}      # oid -> newest tid in (floor, head]; in the order of tids
         self._clock: deque[int] = deque()       # oids that the hand has not passed yet in this round
-        self._bases = Bases(int(limit * BASES)) if keep_bases else None
+        self._bases = Bases(int(limit * BASES_SHARE)) if keep_bases else None
         self._overwritten: list[tuple[int, Base]] = []      # candidates for bases
         self._bytes = 0
         self._last_tid = 0          # of the last revision added: the next often has the same, and shares the int
@@ -223,7 +185,7 @@ class Cache:
                 # A current state has the tid of the newest change, if that is in the log.
                 if oid in self._entries or len(state) > self.object_max or self._changed.get(oid, tid) != tid:
                     continue
-                if self._bytes + OBJECT_BYTES + _size(state) > self.limit:
+                if self._bytes + OBJECT_BYTES + size_of(state) > self.limit:
                     return False
                 if self.unwanted is not None and self.unwanted(state):
                     continue
@@ -240,7 +202,7 @@ class Cache:
     def _add(self, oid: int, tid: int, state: bytes, valid_to: int) -> None:
         newest = self._entries.get(oid)
         if newest is None:
-            self._bytes += OBJECT_BYTES + _size(state)
+            self._bytes += OBJECT_BYTES + size_of(state)
             self._entries[oid] = Revision(tid, valid_to, state)
         elif newest.tid == tid:
             newest.valid_to = max(newest.valid_to, valid_to)
@@ -248,7 +210,7 @@ class Cache:
             if newest.valid_to >= tid:
                 newest.valid_to = tid - 1
             self._set_older(oid, newest)
-            self._bytes += _size(state)
+            self._bytes += size_of(state)
             self._entries[oid] = Revision(tid, valid_to, state)
         else:
             self._add_older(oid, tid, state, min(valid_to, newest.tid - 1))
@@ -259,20 +221,20 @@ class Cache:
             older.valid_to = max(older.valid_to, valid_to)
         elif older is None or older.tid < tid:
             self._set_older(oid, Revision(tid, valid_to, state))
-            self._bytes += _size(state)
+            self._bytes += size_of(state)
         else:
             self._overwrite(oid, Revision(tid, valid_to, state), older.tid)
 
     def _set_older(self, oid: int, revision: Revision) -> None:
         older = self._older.get(oid)
         if older is not None:
-            self._bytes -= _size(older.state)
+            self._bytes -= size_of(older.state)
             if self._bases is not None:
                 self._overwrite(oid, older, revision.tid)
         self._older[oid] = revision
 
     def _evict(self) -> None:
-        patience = PATIENCE
+        patience = SPARED_OBJECTS
         while self._bytes > self.limit:
             if not self._clock:
                 self._begin_round()
@@ -282,14 +244,14 @@ class Cache:
             if oid in self._older:
                 # The older one goes first: views that need it do not live long.
                 older = self._older.pop(oid)
-                self._bytes -= _size(older.state)
+                self._bytes -= size_of(older.state)
                 self._overwrite(oid, older, newest.tid)
             elif newest.used and patience:
                 patience -= 1
                 newest.used = False
             else:
                 del self._entries[oid]
-                self._bytes -= OBJECT_BYTES + _size(newest.state)
+                self._bytes -= OBJECT_BYTES + size_of(newest.state)
                 self._evictions += 1
 
     def _begin_round(self) -> None:
@@ -350,55 +312,6 @@ class Cache:
                     revision.valid_to = self.head
                 revision.used = False   # no new view needs it, so it may be evicted
 
-    def trim(self, floor: int) -> None:
-        """Forget what changed up to `floor`.  Done automatically when the log exceeds its limit."""
-        with self._lock:
-            self._trim(floor)
-
-    def _trim(self, floor: int) -> None:
-        self.floor = max(self.floor, min(floor, self.head))
-        self._changed = {oid: tid for oid, tid in self._changed.items() if tid > self.floor}
-
-    def invalidations(self, old: int, own: int | None, generation: int | None = None) -> list[int] | None:
-        """Return the oids that changed for a view that stood at `old`; None if anything may have changed.
-
-        own: the tid of the view's own commit since then; the view has its states.
-        """
-        with self._lock:
-            if self._outdated(generation) or old < self.floor:
-                return None
-            oids = []
-            for oid, tid in reversed(self._changed.items()):
-                if tid <= old:
-                    break
-                if tid != own:
-                    oids.append(oid)
-            return oids
-
-    def newest_change(self, oid: int, at: int, since: int, generation: int | None = None) -> int | None:
-        """Return the tid that the object had in a view at `at`, if it changed after `since`; 0 if it did not.
-
-        None if the log cannot tell: it does not reach back to `since`, or the object changed after `at` too.
-        """
-        with self._lock:
-            if self._outdated(generation) or not self.floor <= since <= at <= self.head:
-                return None
-            tid = self._changed.get(oid, 0)
-            if tid > at:
-                return None
-            return tid if tid > since else 0
-
-    def newest_changes(self, size: int, after: int = 0) -> tuple[int, int, list[tuple[int, int]]]:
-        """Return (head, floor, [(oid, tid)]): the last `size` objects that changed after a tid, newest first.
-
-        They are all that have changed after that floor.
-        """
-        with self._lock:
-            later = takewhile(lambda change: change[1] > after, reversed(self._changed.items()))
-            newest = list(islice(later, size))
-            floor = newest[-1][1] if len(newest) == size else max(self.floor, after)
-            return self.head, floor, newest
-
     def current(self, generation: int | None = None) -> tuple[int, list[tuple[int, int, bytes]]]:
         """Return (head, [(oid, tid, state)] of the cached revisions that are right at head), those in use first."""
         with self._lock:
@@ -437,13 +350,13 @@ class Cache:
             if oids is None:
                 self._forget()
             for oid, revision in self._older.items():
-                self._bytes -= _size(revision.state)
+                self._bytes -= size_of(revision.state)
                 self._overwrite(oid, revision, self._entries[oid].tid)
             self._older = {}
             for oid in oids or ():
                 gone = self._entries.pop(oid, None)
                 if gone is not None:
-                    self._bytes -= OBJECT_BYTES + _size(gone.state)
+                    self._bytes -= OBJECT_BYTES + size_of(gone.state)
             self._clock = deque(oid for oid in self._clock if oid in self._entries)
             self._changed = {}
             self.floor = self.head
@@ -464,7 +377,3 @@ class Cache:
         if self._bases is not None:
             self._bases.clear()
         self._bytes = 0
-
-    def _outdated(self, generation: int | None) -> bool:
-        """Was this learned before restart()?  Tids alone cannot tell: a lost tid may be used again."""
-        return generation is not None and generation != self.generation

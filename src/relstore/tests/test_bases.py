@@ -16,7 +16,8 @@ from ZODB.POSException import ConflictError
 from ZODB.utils import u64, z64
 
 from relstore.caching.bases import ANYWHERE, Standing
-from relstore.caching.cache import OBJECT_BYTES, REVISION_BYTES, Cache
+from relstore.caching.cache import Cache
+from relstore.caching.revision import OBJECT_BYTES, REVISION_BYTES
 from relstore.tests.support.backends import (
     MySQLdbOnMySQLHistoryFree,
     Psycopg2HistoryFree,

@@ -9,7 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from relstore.caching.cache import OBJECT_BYTES, OPEN, PATIENCE, REVISION_BYTES, Cache
+from relstore.caching.cache import SPARED_OBJECTS, Cache
+from relstore.caching.revision import OBJECT_BYTES, OPEN, REVISION_BYTES
 from relstore.tests.support.layers import Models
 from relstore.tests.support.left import THOROUGH
 from relstore.tests.support.world import LIMIT, LOG_LIMIT, OIDS, VIEWS, World, get
@@ -538,9 +539,9 @@ class TestRules(unittest.TestCase):
             oid += 1
             self.cache.put(oid, 3, b'', 3)
         used = [n for n in range(oid + 1) if self.cache.find(n, 3)]
-        self.assertGreater(len(used), 2 * PATIENCE)
+        self.assertGreater(len(used), 2 * SPARED_OBJECTS)
         self.cache.put(oid + 1, 3, b'', 3)
-        self.assertEqual(sum(map(self.cache.was_used, used)), len(used) - PATIENCE - 1)
+        self.assertEqual(sum(map(self.cache.was_used, used)), len(used) - SPARED_OBJECTS - 1)
 
     def test_what_the_log_can_tell_of_a_view(self):
         self.cache.restart(2)

@@ -61,7 +61,7 @@ class Pages(unittest.TestCase):
     def test_what_is_right_is_not(self):
         text = """# One title, of mine
 
-`cache.py` `adapters/base.py` `tests/soak/` `cache.Cache` `cache.OPEN` `Cache.find` `Cache.head` `View._told`
+`cache.py` `adapters/base.py` `tests/soak/` `cache.Cache` `revision.OPEN` `Cache.find` `Cache.head` `View._told`
 `PostgreSQLAdapter.load_now` `Ballot.alone` `sql.load_at` `relstore_vote` `relstore_meta` `Finding` `FINISH_TIMEOUT`
 `make test` [x](views.md) [x](views.md#a-view) [x](#one-title-of-mine)
 

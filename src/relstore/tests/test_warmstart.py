@@ -8,7 +8,8 @@ import threading
 import time
 from unittest import mock
 
-from relstore.caching.cache import OBJECT_BYTES, REVISION_BYTES, Cache, memory_of
+from relstore.caching.cache import Cache
+from relstore.caching.revision import OBJECT_BYTES, REVISION_BYTES, memory_of
 from relstore.tests.support.children import in_child
 from relstore.tests.support.layers import Processes, SQLiteFiles
 from relstore.tests.support.saved import MB, ROWS, Directory

@@ -1,5 +1,5 @@
 """A database that is a dictionary, and the views that share a cache of it."""
-from relstore.caching.cache import OBJECT_BYTES, REVISION_BYTES, memory_of
+from relstore.caching.revision import OBJECT_BYTES, REVISION_BYTES, memory_of
 
 OIDS = 8
 VIEWS = 4
