@@ -11,15 +11,16 @@ import logging
 import math
 import re
 import secrets
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from relstore.adapters import mysql_oids
 from relstore.adapters.base import Adapter, PerhapsPolled
 from relstore.adapters.commits.mysql import MySQLCommit, connection, holder
 from relstore.adapters.completion import Completion, Lock
+from relstore.adapters.mysql_epoch import EpochTable, made
 from relstore.adapters.mysql_messages import LIST, lists, send, with_rows
 from relstore.adapters.mysql_server import Server, look_at
 from relstore.adapters.mysql_settings import settings
@@ -28,22 +29,15 @@ from relstore.adapters.packlock import PackLockOnMySQL
 from relstore.adapters.patience import in_tries
 from relstore.adapters.rights import PURPOSES, RightsOnMySQL
 from relstore.adapters.statements import Statements, Tables, read
-from relstore.errors import (
-    ConfigurationError,
-    DatabaseError,
-    Deadlock,
-    Unavailable,
-)
-from relstore.sessions.session import Result, Row, Session
+from relstore.errors import ConfigurationError, DatabaseError, Unavailable
+from relstore.sessions.session import Row, Session
 from relstore.sessions.statement import arranged
 
 if TYPE_CHECKING:
     from relstore.adapters.addresses import MySQL as Address
 
 AT_ONCE = ', ALGORITHM=INSTANT'
-ZAP_PATIENCE = 30.0             # seconds
-COUNTING_TOGETHER = 100         # processes: each time they deadlock, one of them gets through
-LOOK_EVERY = 1.0                # seconds between two looks at when a table was made
+ZAP_PATIENCE_SECONDS = 30.0
 
 log = logging.getLogger('relstore')
 
@@ -68,8 +62,7 @@ class MySQLAdapter(Adapter):
         super().__init__(keep_history, read_only)
         self.rights, self.pack_lock = RightsOnMySQL(self), PackLockOnMySQL(self)
         self._address, self._driver = address, address.driver
-        # The table of the epoch, as polls know it: when it was made, and what is in it. And when to look at it again.
-        self.made, self._value, self._next_look = '', '', 0.0
+        self.epoch_table = EpochTable()
         self._spare: Session | None = None      # what has looked at the server, for the next
         self._use_server(server)
 
@@ -142,10 +135,11 @@ class MySQLAdapter(Adapter):
     def connect(self) -> Session:
         session, self._spare = self._spare or self._address.session(), None
         try:
-            *_, [[epoch]], made = send(session, [
+            *_, [[epoch]], rows = send(session, [
                 (self.sql.begin_session, ()), (self.sql.epoch, ()), (self.sql.made, ())])
-            self._value, self.made = epoch, _made(made)
-            session.epoch = f'{epoch}.{self.made}' if epoch else self.epoch(session)
+            table = self.epoch_table
+            table.value, table.made = epoch, made(rows)
+            session.epoch = f'{epoch}.{table.made}' if epoch else self.epoch(session)
         except BaseException:
             session.close()
             raise
@@ -158,7 +152,7 @@ class MySQLAdapter(Adapter):
             self._check_engines(session)
             self.rights.refuse(session, self.rights.purpose)
             if not self.read_only:
-                self._advance_oids(session)
+                mysql_oids.catch_up(session, self.sql)
                 self._forget_commits(session)
 
     def bare_session(self) -> Session:
@@ -240,7 +234,7 @@ class MySQLAdapter(Adapter):
         if epoch is None:
             self.renew_epoch(session)
             [[epoch]] = session.all(self.sql.epoch)
-        return f'{epoch}.{_made(session.all(self.sql.made))}'
+        return f'{epoch}.{made(session.all(self.sql.made))}'
 
     def lasting(self, epoch: str) -> str:
         """Nothing of it does: the value is gone when the server is stopped, and a server may get another name."""
@@ -255,7 +249,7 @@ class MySQLAdapter(Adapter):
 
     def end_epoch(self, session: Session, epoch: str) -> None:
         """The next poll looks at when the table was made: else the vote after it might be the first to, and refuse."""
-        self._next_look = 0.0
+        self.epoch_table.look_soon()
         super().end_epoch(session, epoch)
 
     def _forget_commits(self, session: Session) -> None:
@@ -270,31 +264,22 @@ class MySQLAdapter(Adapter):
 
     def _poll(self, session: Session, since: int, limit: int) -> PerhapsPolled:
         """One message, also where a snapshot begins with it."""
-        look = self.is_time_to_look()
+        table = self.epoch_table
+        look = table.is_time_to_look()
         sql = f'{self.sql.made};\n{self.sql.poll}' if look else self.sql.poll
         results = self._whole(session, sql, arranged(self.sql.poll, (since, limit)), 1)
         rows = results[-1]
         if look:
-            self.see_made(results[0])
+            table.see(results[0])
         if not rows:
             return None, 0, 0, 0, []
         epoch, last, sweeps, stands = rows[0][:4]
-        if epoch != self._value:        # who has given it that has looked when it was made, and others look with him
-            self._value, self.made = epoch, self.made if look else _made(session.all(self.sql.made))
-        return (epoch and f'{epoch}.{self.made}', last, sweeps, stands,
+        if epoch != table.value:        # whoever gave it that value has looked when it was made, and so does everybody
+            table.value = epoch
+            if not look:
+                table.see(session.all(self.sql.made))
+        return (epoch and f'{epoch}.{table.made}', last, sweeps, stands,
                 [(oid, tid) for *_, oid, tid in rows if oid is not None])
-
-    def is_time_to_look(self) -> bool:
-        """Whether to ask when the table of the epoch was made: too slow for every poll."""
-        now = time.monotonic()
-        if now < self._next_look:
-            return False
-        self._next_look = now + LOOK_EVERY
-        return True
-
-    def see_made(self, rows: Sequence[Row]) -> None:
-        """Take over the answer to that."""
-        self.made = _made(rows)
 
     def begin_snapshot(self, session: Session) -> int:
         *_, [[tid]] = self._whole(session, f'{self.sql.begin_snapshot};\n{self.sql.last_tid}', (), 0)
@@ -338,22 +323,10 @@ class MySQLAdapter(Adapter):
     # Commit -------------------------------------------------------------------------------------------------------
 
     def new_oids(self, session: Session, count: int) -> list[int]:
-        results = _undisturbed(lambda: session.results(with_rows(self.sql.new_oids, count), (count,)))
-        [[first, step]] = results[3]
-        return list(range(first, first + step * count, step))
+        return mysql_oids.new_oids(session, self.sql, count)
 
     def reserve_oids(self, session: Session, oid: int) -> None:
-        block = -(-oid // 16)       # rounded up
-        if session.in_transaction:
-            session.results(self.sql.reserve_oids_at_once, (block,))
-        else:
-            _undisturbed(lambda: session.results(self.sql.reserve_oids, (block,)))
-
-    def _advance_oids(self, session: Session) -> None:
-        """A counter behind its objects (restored separately, say) would hand out oids that are taken."""
-        [[used]] = session.all(self.sql.max_oid)
-        if used:
-            self.reserve_oids(session, used)
+        mysql_oids.reserve_oids(session, self.sql, oid)
 
     # Pack ---------------------------------------------------------------------------------------------------------
 
@@ -413,24 +386,6 @@ class MySQLAdapter(Adapter):
         finally:
             session.rollback()
         session.run(self.sql.be_impatient)
-        in_tries(lambda: session.run(self.sql.restart_oids), ZAP_PATIENCE, lambda e: None)
+        in_tries(lambda: session.run(self.sql.restart_oids), ZAP_PATIENCE_SECONDS, lambda e: None)
         session.run(self.sql.forget_epoch)
         self.renew_epoch(session)
-
-
-
-def _made(rows: Sequence[Row]) -> str:
-    """Return when a table was made, or what stands for that where it is gone in this moment."""
-    return rows[0][0] if rows else 'never'
-
-
-def _undisturbed(act: Callable[[], Result]) -> Result:
-    """Return act(), which inserts and deletes rows of new_oid, and is all of a transaction.
-
-    Several who do that at once can deadlock (a unique key that is being removed is waited for), and all but one are
-    ended. That is no conflict of what they store, so nobody else is to learn of it.
-    """
-    for _ in range(COUNTING_TOGETHER):
-        with suppress(Deadlock):
-            return act()
-    return act()

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from relstore.adapters.addresses import PostgreSQL as Address
 
 OLDEST = 130000                 # xid8 and pg_current_xact_id() came with 13
-ZAP_PATIENCE = 30.0             # seconds
+ZAP_PATIENCE_SECONDS = 30.0
 SCHEMA_LOCK_PAUSE = 0.05        # seconds
 
 
@@ -372,7 +372,7 @@ class PostgreSQLAdapter(Adapter):
                 session.rollback()
 
         try:
-            in_tries(attempt, ZAP_PATIENCE, lambda e: None)
+            in_tries(attempt, ZAP_PATIENCE_SECONDS, lambda e: None)
         except LockTimeout as e:
             raise LockTimeout(f'{self} cannot be emptied: object_state is in use by '
                               f'{self.table_holders(session, "object_state", True)}.') from e

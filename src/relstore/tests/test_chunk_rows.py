@@ -269,7 +269,7 @@ class OnServer(Suite):
 
     def test_messages(self):
         """A small blob travels with what is sent anyway; others take what the pieces need."""
-        self.adapter.is_time_to_look = lambda: False
+        self.adapter.epoch_table.is_time_to_look = lambda: False
         plain = self.messages({})
         self.assertEqual(self.messages({self.next_oid(): self.file(bytes(SMALL))}), plain)
         self.assertEqual(self.messages({self.next_oid(): self.file(b'x' * 1000) for _ in range(50)}), plain)

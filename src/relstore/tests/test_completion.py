@@ -359,7 +359,7 @@ class WritersOnPostgreSQL(Writers):
     def test_zap_all_beside_a_reader(self):
         self.commit()
         with closing(psycopg2.connect(self.dsn())) as reader, reader.cursor() as cursor, \
-                mock.patch.object(postgresql, 'ZAP_PATIENCE', 10 * PATIENCE), ThreadPoolExecutor(1) as threads:
+                mock.patch.object(postgresql, 'ZAP_PATIENCE_SECONDS', 10 * PATIENCE), ThreadPoolExecutor(1) as threads:
             cursor.execute('SELECT count(*) FROM object_state')
             removing = threads.submit(self.storage.zap_all)
             try:

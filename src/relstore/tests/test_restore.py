@@ -25,7 +25,7 @@ from ZODB.tests.MinPO import MinPO
 from ZODB.utils import p64, u64, z64
 
 import relstore
-from relstore.adapters import mysql
+from relstore.adapters import mysql_epoch
 from relstore.errors import ConfigurationError, Unavailable
 from relstore.tests.support.backends import (
     MySQLdbHistoryFree,
@@ -210,7 +210,8 @@ class TellsByEpoch(Restored):
         one.storage.database.epochs.early = []
         before = one.storage.database.epochs.now
         adapter = one.storage.database.adapter
-        with patch.object(mysql, 'LOOK_EVERY', 0), patch.object(adapter, '_next_look', 0, create=True):
+        with patch.object(mysql_epoch, 'LOOK_EVERY_SECONDS', 0), patch.object(
+                getattr(adapter, 'epoch_table', adapter), '_next_look', 0, create=True):
             self.assertEqual(one.read(), {'a': 3, 'b': 1})
         self.assertNotEqual(one.storage.database.epochs.now, before)
 

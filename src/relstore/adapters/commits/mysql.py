@@ -70,7 +70,7 @@ class MySQLCommit(Commit['MySQLAdapter', Session]):
         seconds = max(math.ceil(ballot.timeout), 1)
         self.key, self.number = session.key, secrets.randbits(62)
         bases, reads = dict(ballot.bases), dict(ballot.reads)
-        look = adapter.is_time_to_look()
+        look = adapter.epoch_table.is_time_to_look()
         statements: list[Statement] = [(sql.made, ())] if look else []
         begin = sql.continue_vote if self._blobs is not None and self._blobs.ahead else sql.begin_vote
         statements.append((begin, (seconds, self.key, self.number)))
@@ -96,9 +96,9 @@ class MySQLCommit(Commit['MySQLAdapter', Session]):
             self._see_that_relstore_writes_alone()
         if look:
             made, *results = results    # when the table of the epoch was made
-            adapter.see_made(made)
+            adapter.epoch_table.see(made)
         waits = list(_waits(results))
-        self.epoch = f'{epoch}.{adapter.made}'
+        self.epoch = f'{epoch}.{adapter.epoch_table.made}'
         if self.epoch != ballot.epoch or is_gone:
             return Verdict(epoch_changed=True, waits=waits)
         found: dict[str, dict[int, int]] = defaultdict(dict)
