@@ -29,7 +29,8 @@ from ZODB.config import BaseConfig
 
 from relstore.errors import ConfigurationError
 from relstore.options import ALIASES, FLAG, REFUSED, Options, dashed, known_names, nearest
-from relstore.sessions.drivers import TLS_MODES, find_driver
+from relstore.sessions.drivers import find_driver
+from relstore.sessions.mysql_drivers import TLS_MODES
 
 if TYPE_CHECKING:
     from relstore.adapters.addresses import MySQL, PostgreSQL, SQLite

@@ -17,7 +17,8 @@ from relstore.adapters.mysql_server import Server
 from relstore.adapters.postgresql import PostgreSQLAdapter
 from relstore.adapters.sqlite import SQLiteAdapter
 from relstore.errors import ConfigurationError, DatabaseError, Disconnected
-from relstore.sessions.drivers import TLS_MODES, find_driver
+from relstore.sessions.drivers import find_driver
+from relstore.sessions.mysql_drivers import TLS_MODES
 from relstore.sessions.session import Session
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class PostgreSQL(Address):
 class MySQL(Address):
     """The database `db` of a MySQL or MariaDB server.
 
-    driver: mysqlclient or pymysql. ssl_mode: one of drivers.TLS_MODES, or None: verify_identity with ssl_ca, required
+    driver: mysqlclient or pymysql. ssl_mode: one of TLS_MODES, or None: verify_identity with ssl_ca, required
     with ssl_cert, else preferred. host and the others: as the driver takes them; where they are None, what the file
     read_default_file says, or else the driver's defaults.
     """

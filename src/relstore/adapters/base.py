@@ -53,7 +53,7 @@ class Adapter:
     * a PackLock (packlock.py), Rights (rights.py) if it has users, and Writers (writers.py) if RelStorage needs more
       there than an index;
     * a Commit (commits/base.py), its `commit_type`; and Chunks (chunks.py), if blobs are not rows there;
-    * a driver, in sessions/drivers.py;
+    * a driver, listed in sessions/drivers.py;
     * a subclass of this, alone in its module, with what follows.
 
     It writes: connect, bare_session, prepare_schema, completion, schema, changing_schema, table_holders, _poll,

@@ -11,7 +11,7 @@ from typing import Any
 from relstore.adapters.file import File
 from relstore.adapters.queue import Queue
 from relstore.errors import LockTimeout, StorageError
-from relstore.sessions.drivers import Driver
+from relstore.sessions.driver import Driver
 from relstore.sessions.session import Row, Session, execute
 
 # Whether SQLite waits by itself where something is busy.

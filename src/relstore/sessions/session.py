@@ -9,7 +9,7 @@ from typing import IO, Any, TypeVar
 
 from relstore.errors import Deadlock, Disconnected
 from relstore.sessions import process
-from relstore.sessions.drivers import Driver
+from relstore.sessions.driver import Driver
 from relstore.sessions.pipeline import Row as Row
 from relstore.sessions.statement import Statement, arranged
 

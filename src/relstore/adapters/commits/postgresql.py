@@ -10,7 +10,7 @@ from relstore.adapters.arrays import array, binary_array, known, starts
 from relstore.adapters.commits.base import Ballot, Commit, Verdict, lock_timeout
 from relstore.adapters.commits.postgresql_blobs import NewBlobs
 from relstore.errors import ConfigurationError, OutcomeUnknown, OutOfLocks, StorageError
-from relstore.sessions.drivers import LOCKS
+from relstore.sessions.postgresql_drivers import LOCKS
 from relstore.sessions.session import Session
 
 if TYPE_CHECKING:

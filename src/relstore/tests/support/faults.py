@@ -1,7 +1,7 @@
 """Real faults of a database, at the statement that a test names: see test_faults."""
 from dataclasses import replace
 
-from relstore.sessions.drivers import Driver
+from relstore.sessions.driver import Driver
 from relstore.tests.support.watch import MySQLWatch, Watch
 
 
