@@ -32,8 +32,8 @@ from relstore.whole import is_whole, not_whole, say_whole
 
 log = logging.getLogger('relstore')
 
-# Seconds after which the session that keeps packs out is used.
-ALIVE = 5.0
+# A session that keeps packs out and was idle for so long is asked whether it still does.
+PROVE_EVERY_SECONDS = 5.0
 
 # For the newest transaction before another: none, an hour, a month, and all.
 LOOKED_BACK_MINUTES = 0, 60, 31 * 24 * 60, 1 << 31
@@ -58,7 +58,7 @@ class Guard:
 
     def look(self) -> None:
         """Use the session, if it was not for some time."""
-        if self._has_lock and time.monotonic() > self._used + ALIVE:
+        if self._has_lock and time.monotonic() > self._used + PROVE_EVERY_SECONDS:
             self.prove()
 
     def prove(self) -> None:

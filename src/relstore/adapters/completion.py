@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from relstore.adapters import migrations
-from relstore.adapters.patience import PATIENCE, in_tries
+from relstore.adapters.patience import PATIENCE_SECONDS, in_tries
 from relstore.errors import ConfigurationError, Deadlock, LockTimeout
 from relstore.sessions.session import Session
 from relstore.sessions.statement import split
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger('relstore')
 
-# Seconds between two warnings that somebody is in the way.
-WARN_EVERY = 30.0
+# Between two warnings that somebody is in the way.
+WARN_EVERY_SECONDS = 30.0
 
 # What there may be without: RelStorage's tables lack some of these.
 OPTIONAL = {'is_empty', 'refs', 'data_tid', 'refs_tid'}
@@ -69,7 +69,7 @@ class Completion:
 
     def __init__(self, adapter: Adapter, session: Session, patience: float | None = None):
         self.session = session
-        self.patience = PATIENCE if patience is None else patience
+        self.patience = PATIENCE_SECONDS if patience is None else patience
         self._adapter = adapter
         self._warned = 0.0
 
@@ -195,7 +195,7 @@ class Completion:
         return f'{self._adapter} cannot be given {", ".join(step.names)}: {table} is in use by {holders}'
 
     def _warn(self, step: Step) -> None:
-        if time.monotonic() > self._warned + WARN_EVERY or not self._warned:
+        if time.monotonic() > self._warned + WARN_EVERY_SECONDS or not self._warned:
             self._warned = time.monotonic()
             log.warning('%s; it is tried again, with pauses, for %d s.', self._in_the_way(step), self.patience)
 

@@ -16,8 +16,8 @@ from relstore.sessions.session import Row, Session, execute
 
 # Whether SQLite waits by itself where something is busy.
 IMPATIENT, PATIENT = 'PRAGMA busy_timeout = 0', 'PRAGMA busy_timeout = {}'
-# Seconds between two tries to get the lock for writers, at most: half of it makes all slower, twice as much some.
-LONGEST_PAUSE = 0.004
+# Between two tries to get the lock for writers: half of it makes all slower, twice as much some.
+LONGEST_PAUSE_SECONDS = 0.004
 
 
 class FileSession(Session):
@@ -71,7 +71,7 @@ class FileSession(Session):
                 except LockTimeout:
                     if time.monotonic() > began + timeout:
                         raise
-                time.sleep(random.uniform(0, LONGEST_PAUSE))
+                time.sleep(random.uniform(0, LONGEST_PAUSE_SECONDS))
         finally:
             self.run(self._patient)
 

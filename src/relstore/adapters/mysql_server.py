@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from relstore.sessions.session import Session
 
 OLDEST_MYSQL, OLDEST_MARIADB = (8, 0), (10, 6)      # SKIP LOCKED; and JSON_TABLE came with them
-SMALLEST_PACKET = 1 << 20
+SMALLEST_PACKET_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Server:
     # Does it log rows as a whole, also where one column changes? For a replica, or for the other nodes of a cluster.
     logs_whole_rows: bool = False
     variables: Collection[str] = ()
-    packet: int = SMALLEST_PACKET
+    packet: int = SMALLEST_PACKET_BYTES
 
 
 def look_at(session: Session, sql: Statements, read_only: bool) -> Server:
@@ -45,9 +45,9 @@ def look_at(session: Session, sql: Statements, read_only: bool) -> Server:
     if session.one(sql.has_innodb) is None:
         raise ConfigurationError(f'The {product} server has no InnoDB; start it with InnoDB enabled.')
     packet = int(variables['max_allowed_packet'])
-    if packet < SMALLEST_PACKET:
+    if packet < SMALLEST_PACKET_BYTES:
         raise ConfigurationError(f'max_allowed_packet of the {product} server is {packet:,}; set it to '
-                                 f'{SMALLEST_PACKET:,} at least, and to more than the largest object.')
+                                 f'{SMALLEST_PACKET_BYTES:,} at least, and to more than the largest object.')
     if not read_only:
         _refuse_to_write(product, variables)
     in_group = bool(variables.get('group_replication_group_name'))

@@ -30,8 +30,8 @@ log = logging.getLogger('relstore')
 _LOCK = re.compile(r'\d+: POSIX +ADVISORY +(READ|WRITE) (\d+) (\S+) (\d+) (\d+)$')
 # A module of RelStorage's, as the system maps it.
 _COMPILED = re.compile(r'/relstorage/(cache/)?(_objectindex|_inthashmap|cache)\.\S*\.so$', re.MULTILINE)
-WRITING, OPEN = 120, 128        # bytes of main.sqlite3-shm: locked by who writes, and by all who have it open
-LOOKS, BETWEEN = 3, 0.01        # a process may be seen in the moment in which it comes or goes
+WRITING_BYTE, OPEN_BYTE = 120, 128      # of main.sqlite3-shm: locked by who writes, and by all who have it open
+LOOKS, BETWEEN_SECONDS = 3, 0.01        # a process may be seen in the moment in which it comes or goes
 
 
 class Neighbours:
@@ -42,7 +42,7 @@ class Neighbours:
 
     def writer(self) -> str:
         """Return who holds the lock for writers."""
-        holders = self._holders('-shm', WRITING, 'WRITE')
+        holders = self._holders('-shm', WRITING_BYTE, 'WRITE')
         if not holders:
             return 'another process or thread'
         [pid, *_] = holders
@@ -62,12 +62,12 @@ class Neighbours:
         found = look()
         for _ in range(LOOKS - 1):
             if found:
-                time.sleep(BETWEEN)
+                time.sleep(BETWEEN_SECONDS)
                 found &= look()
         return found
 
     def _strangers(self) -> set[int]:
-        here = self._holders('-shm', OPEN, 'READ')
+        here = self._holders('-shm', OPEN_BYTE, 'READ')
         return here and here - self._holders('', PRESENT, 'READ', 'writers.lock') - {os.getpid()}
 
     def _holders(self, suffix: str, byte: int, how: str, name: str = '') -> set[int]:
@@ -96,7 +96,7 @@ class Neighbours:
         path = self._path.resolve()
         shm = path.with_name(f'{path.name}-shm')
         listed = Path('/proc/locks').exists() and shm.exists()
-        if listed and os.getpid() not in self._holders('-shm', OPEN, 'READ') and self._path not in _warned:
+        if listed and os.getpid() not in self._holders('-shm', OPEN_BYTE, 'READ') and self._path not in _warned:
             _warned.add(self._path)
             log.warning('The locks on %s cannot be found in /proc/locks, by reason of its file system: whether '
                         'RelStorage has the database open is not checked. It must not write to it now.', shm)

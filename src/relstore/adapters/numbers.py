@@ -1,7 +1,7 @@
 """Numbers that SQL and Python have in common, by the names that they have in both."""
 
-# Bytes. A state that is not longer is read for its references where these are not known, together with others.
-SMALL_STATE = 20_000
+# Where references are not known, states up to this size are read for them, many at a time.
+SMALL_STATE_BYTES = 20_000
 
 # What goes of an object in a pack's list, relstore_garbage: all of it, older revisions, all of it in a later pack, and
 # nothing. Of OBJECT and OLDER the first revision that stays is after tid + goes - 1.
@@ -16,7 +16,7 @@ PACK_LOCK, SCHEMA_LOCK, OIDS_LOCK = -2, -4, -5
 TOGETHER = 100
 
 MACROS = {name: str(number) for name, number in {
-    'small_state': SMALL_STATE,
+    'small_state_bytes': SMALL_STATE_BYTES,
     'goes_object': OBJECT, 'goes_older': OLDER, 'goes_later': LATER, 'goes_spared': SPARED,
     'commit_lock': COMMIT_LOCK, 'everybody': EVERYBODY, 'pack_lock': PACK_LOCK, 'schema_lock': SCHEMA_LOCK,
     'oids_lock': OIDS_LOCK, 'together': TOGETHER}.items()}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger('relstore')
 
-POSTGRESQL_PATIENCE = 1.0   # seconds
+POSTGRESQL_PATIENCE_SECONDS = 1.0
 
 
 class PackLock:
@@ -67,7 +67,7 @@ class PackLockOnPostgreSQL(PackLock):
             raise ConfigurationError('A pooler stands between this process and the server, and a pack needs a '
                                      'connection of its own; pack with a dsn that leads to the server itself.')
         # A session that was closed just now may have it for a moment more.
-        deadline = time.monotonic() + POSTGRESQL_PATIENCE
+        deadline = time.monotonic() + POSTGRESQL_PATIENCE_SECONDS
         while session.all(adapter.sql.lock_pack) != [(True,)]:
             if time.monotonic() > deadline:
                 break

@@ -1,8 +1,8 @@
 """Waiting for a lock that others queue behind.
 
 Whoever waits for a lock on a whole table, or for all who have voted, lets nobody pass who comes later: one transaction
-that is left open would stop a site for as long as the wait lasts. So nobody waits longer than a TRY at a time, and in
-the pauses between the others go on.
+that is left open would stop a site for as long as the wait lasts. So nobody waits longer than TRY_SECONDS at a time,
+and in the pauses between the others go on.
 """
 import time
 from collections.abc import Callable
@@ -12,19 +12,19 @@ from relstore.errors import Deadlock, LockTimeout
 
 Result = TypeVar('Result')
 
-# Seconds. Longer than PostgreSQL takes to end an autovacuum that is in the way (deadlock_timeout, one second).
-TRY = 1.5
-# From pause to pause twice as long: what a request asks in a first pause is answered before the next try.
-FIRST_PAUSE, LONGEST_PAUSE = 2.0, 15.0
-PATIENCE = 300.0
+# Longer than PostgreSQL takes to end an autovacuum that is in the way (deadlock_timeout, one second).
+TRY_SECONDS = 1.5
+# Each pause is twice as long as the one before: what a request asks in a first pause is answered before the next try.
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 2.0, 15.0
+PATIENCE_SECONDS = 300.0
 
 
 def in_tries(attempt: Callable[[], Result], patience: float, blocked: Callable[[Exception], None]) -> Result:
-    """Return attempt(), which waits for locks no longer than a TRY; until it succeeds, for `patience` seconds.
+    """Return attempt(), which waits for locks no longer than TRY_SECONDS; until it succeeds, for `patience` seconds.
 
     blocked: called before each pause. LockTimeout or Deadlock: of the last try.
     """
-    deadline, pause = time.monotonic() + patience, FIRST_PAUSE
+    deadline, pause = time.monotonic() + patience, FIRST_PAUSE_SECONDS
     while True:
         try:
             return attempt()
@@ -33,4 +33,4 @@ def in_tries(attempt: Callable[[], Result], patience: float, blocked: Callable[[
                 raise
             blocked(e)
         time.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE)
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)

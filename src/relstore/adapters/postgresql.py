@@ -21,7 +21,7 @@ from relstore.adapters.large_objects import ChunksOnPostgreSQL, explained
 from relstore.adapters.numbers import EVERYBODY, SCHEMA_LOCK
 from relstore.adapters.ownership import refuse_strangers
 from relstore.adapters.packlock import PackLockOnPostgreSQL
-from relstore.adapters.patience import TRY, in_tries
+from relstore.adapters.patience import TRY_SECONDS, in_tries
 from relstore.adapters.rights import RightsOnPostgreSQL
 from relstore.adapters.statements import Statements, Tables, read
 from relstore.adapters.writers import WritersOnPostgreSQL
@@ -37,9 +37,9 @@ from relstore.sessions.session import Row, Session
 if TYPE_CHECKING:
     from relstore.adapters.addresses import PostgreSQL as Address
 
-OLDEST = 130000                 # xid8 and pg_current_xact_id() came with 13
+OLDEST_VERSION = 130000         # xid8 and pg_current_xact_id() came with 13
 ZAP_PATIENCE_SECONDS = 30.0
-SCHEMA_LOCK_PAUSE = 0.05        # seconds
+SCHEMA_LOCK_PAUSE_SECONDS = 0.05
 
 
 class PostgreSQLAdapter(Adapter):
@@ -184,7 +184,7 @@ class PostgreSQLAdapter(Adapter):
 
     def _verified_schema(self, session: Session) -> str:
         [[version, self._database, first, text, is_standby]] = session.all(self.sql.server)
-        if version < OLDEST:
+        if version < OLDEST_VERSION:
             raise ConfigurationError(f'The server is PostgreSQL {text}; relstore needs 13 or newer.')
         if not self.read_only and is_standby:
             raise ConfigurationError(f'The PostgreSQL server of the database {self._database} is a standby, and cannot '
@@ -221,7 +221,7 @@ class PostgreSQLAdapter(Adapter):
                 if time.monotonic() > deadline:
                     raise Unavailable(f'{self} is being changed by {self.lock_holders(session, SCHEMA_LOCK)}, which '
                                       f'has not ended within {patience:g} s.')
-                time.sleep(SCHEMA_LOCK_PAUSE)
+                time.sleep(SCHEMA_LOCK_PAUSE_SECONDS)
                 session.run('BEGIN')
             session.all(self.sql.stay_in_transaction)
             yield
@@ -231,7 +231,7 @@ class PostgreSQLAdapter(Adapter):
     def run_ddl(self, session: Session, make: Callable[[], None]) -> None:
         session.run('SAVEPOINT relstore_try')
         try:
-            session.all(self.sql.be_impatient, (milliseconds(TRY),))
+            session.all(self.sql.be_impatient, (milliseconds(TRY_SECONDS),))
             make()
             session.run('COMMIT')
         except (LockTimeout, Deadlock):
@@ -239,7 +239,7 @@ class PostgreSQLAdapter(Adapter):
             raise
 
     def table_holders(self, session: Session, table: str, readers: bool) -> str:
-        rows = session.all(self.sql.table_holders, (self.namespace, table, readers, str(TRY)))
+        rows = session.all(self.sql.table_holders, (self.namespace, table, readers, str(TRY_SECONDS)))
         return '; '.join(holder(*row) if row[0] else 'a prepared transaction' for row in rows) or holder(0, '')
 
     def vote_holders(self, session: Session) -> str:
@@ -358,7 +358,8 @@ class PostgreSQLAdapter(Adapter):
         def attempt() -> None:
             session.run('BEGIN')
             try:
-                session.all(self.sql.end_after, (milliseconds(TRY),))      # lock_timeout is for each of the tables
+                # Not by lock_timeout, which is for each of the tables.
+                session.all(self.sql.end_after, (milliseconds(TRY_SECONDS),))
                 try:
                     session.run(lock)
                 except Unavailable as e:        # cancelled

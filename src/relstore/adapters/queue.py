@@ -6,7 +6,7 @@ processes.
 
 If each turn were handed on, all would be slow: the lock would be idle until the next thread or process is awake, which
 takes as long as a commit. Whoever has just written is awake, and may have another transaction. So a turn that ends is
-free, and who comes first takes it, until somebody has waited for PATIENCE seconds: nobody passes him then. Meanwhile
+free, and who comes first takes it, until somebody has waited for PATIENCE_SECONDS: nobody passes him then. Meanwhile
 the first of those who wait looks again and again whether it is free, for nobody else may come.
 
 This is about the order alone. What protects is SQLite's lock. So nothing is lost where somebody takes no part (an older
@@ -15,14 +15,14 @@ same.
 
 Between processes there are two locks of the system on bytes of the file writers.lock. CURRENT has who writes, NEXT who
 is after that and has no patience left. Whoever finds both free takes them at once, and gives NEXT back; who finds one
-taken takes neither. So who has just written cannot be quicker than the one who has NEXT; but for SLICE seconds after
+taken takes neither. So who has just written cannot be quicker than the one who has NEXT; but for SLICE_SECONDS after
 its turn has come a process takes CURRENT all the same, if that is free: as soon as several wait, each would write once
 in its turn otherwise, and to wake the next one takes as long as two commits. The system wakes those who wait for NEXT
 in any order, and releases the locks of a process that ends. They belong to a process, so a child of fork() has none of
-its parent's. A process that is stopped while it waits (docker pause, a debugger) keeps NEXT: who has waited for STALLED
-seconds and then finds SQLite's lock free again and again goes ahead, and so does his process until the lock of the
-system comes. A third byte is PRESENT: all relstore processes share its lock as long as they have the database open, so
-that each can be told from strangers (neighbours.py).
+its parent's. A process that is stopped while it waits (docker pause, a debugger) keeps NEXT: who has waited for
+STALLED_SECONDS and then finds SQLite's lock free again and again goes ahead, and so does his process until the lock of
+the system comes. A third byte is PRESENT: all relstore processes share its lock as long as they have the database open,
+so that each can be told from strangers (neighbours.py).
 """
 import errno
 import fcntl
@@ -39,12 +39,13 @@ from pathlib import Path
 log = logging.getLogger('relstore')
 
 NEXT, CURRENT, PRESENT = 0, 1, 2
-STALLED = 0.5                           # seconds without a turn after which one looks whether SQLite's lock is free
-PATIENCE = 0.02                         # seconds for which others may pass one who waits
-THREAD_PAUSES = 0.001, 0.002, 0.005, 0.012      # seconds between his looks: each takes the interpreter from the others
-SLICE = 0.02                            # seconds for which a process may go on though another one waits
-PROCESS_PAUSE = 0.001                   # seconds between the looks of a process
-LOOKS, BETWEEN = 3, 0.02                # so often it is free in a row; else somebody was about to take it
+# After so long without a turn, a process looks whether SQLite's lock is free: LOOKS times in a row, else somebody was
+# about to take it.
+STALLED_SECONDS, LOOKS, BETWEEN_SECONDS = 0.5, 3, 0.02
+PATIENCE_SECONDS = 0.02         # how long others may pass a thread that waits
+THREAD_PAUSES_SECONDS = 0.001, 0.002, 0.005, 0.012      # between its looks: each takes the interpreter from the others
+SLICE_SECONDS = 0.02            # how long a process may go on though another one waits
+PROCESS_PAUSE_SECONDS = 0.001   # between the looks of a process
 BUSY = errno.EACCES, errno.EAGAIN       # what the system may say where a lock is taken
 
 
@@ -122,7 +123,7 @@ class Queue:
 
     def _await(self, waiter: '_Waiter', deadline: float) -> bool:
         """Wait for it; return whether it came."""
-        pauses = iter(THREAD_PAUSES)
+        pauses = iter(THREAD_PAUSES_SECONDS)
         while True:
             now = time.monotonic()
             with self._lock:
@@ -137,8 +138,8 @@ class Queue:
             if now >= deadline:
                 return False
             wait = deadline - now
-            if first and now < waiter.since + PATIENCE:
-                wait = min(next(pauses, PATIENCE), wait, waiter.since + PATIENCE - now)
+            if first and now < waiter.since + PATIENCE_SECONDS:
+                wait = min(next(pauses, PATIENCE_SECONDS), wait, waiter.since + PATIENCE_SECONDS - now)
             waiter.woken.acquire(timeout=wait)
 
     def _wake_first(self) -> None:
@@ -175,7 +176,7 @@ class _Waiter:
         self.woken.acquire()
 
     def is_due(self) -> bool:
-        return time.monotonic() >= self.since + PATIENCE
+        return time.monotonic() >= self.since + PATIENCE_SECONDS
 
     def wake(self) -> None:
         """Under the lock of the queue."""
@@ -255,9 +256,9 @@ class Processes:
 
     def _look(self, deadline: float) -> bool:
         """Look again and again, with patience; return whether it was free."""
-        patience = time.monotonic() + PATIENCE
+        patience = time.monotonic() + PATIENCE_SECONDS
         while (now := time.monotonic()) < min(patience, deadline):
-            time.sleep(min(PROCESS_PAUSE, deadline - now))
+            time.sleep(min(PROCESS_PAUSE_SECONDS, deadline - now))
             with self._lock:
                 if self._at_once():
                     return True
@@ -265,9 +266,9 @@ class Processes:
 
     def _await(self, coming: '_Coming', deadline: float, is_free: Callable[[], bool] | None) -> bool:
         """Wait for it; return whether those who are first do not go on."""
-        wait, looks = STALLED, 0
+        wait, looks = STALLED_SECONDS, 0
         while not coming.came.wait(max(0, min(wait, deadline - time.monotonic()))) and time.monotonic() < deadline:
-            looks, wait = looks + 1 if is_free and is_free() else 0, BETWEEN
+            looks, wait = looks + 1 if is_free and is_free() else 0, BETWEEN_SECONDS
             if looks == LOOKS:
                 return True
         return False
@@ -288,7 +289,7 @@ class Processes:
             else:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 2, NEXT)      # CURRENT is beside it
                 fcntl.lockf(file, fcntl.LOCK_UN, 1, NEXT)
-                self._slice_ends = now + SLICE
+                self._slice_ends = now + SLICE_SECONDS
         except OSError as e:
             if self._file is not None and e.errno in BUSY:
                 self._slice_ends = 0.0
@@ -321,7 +322,7 @@ class Processes:
                 self._do_without(e)
         with self._lock:
             if coming.wanted:
-                self._slice_ends = time.monotonic() + SLICE
+                self._slice_ends = time.monotonic() + SLICE_SECONDS
                 coming.came.set()
             else:
                 self._coming = None

@@ -20,7 +20,7 @@ from relstore.adapters.base import Adapter, PerhapsPolled
 from relstore.adapters.commits.sqlite import SQLiteCommit, wait_to_write
 from relstore.adapters.completion import Completion
 from relstore.adapters.file import File
-from relstore.adapters.filesession import LONGEST_PAUSE, FileSession
+from relstore.adapters.filesession import LONGEST_PAUSE_SECONDS, FileSession
 from relstore.adapters.neighbours import Neighbours
 from relstore.adapters.oidfile import OidFile
 from relstore.adapters.packlock import PackLockOnSQLite
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger('relstore')
 
-BUSY_TIMEOUT = 30   # seconds to wait for what is not the lock for writers: a checkpoint, a recovery
+BUSY_TIMEOUT_SECONDS = 30.0     # for what is not the lock for writers: a checkpoint, a recovery
 
 SomeSession = TypeVar('SomeSession', bound=Session)
 
@@ -48,7 +48,7 @@ class SQLiteAdapter(Adapter):
     space = ('There is room for what is stored from now on. VACUUM (sqlite3 main.sqlite3 VACUUM, while nobody writes) '
              'gives it back to the disk; it needs as much again meanwhile.')
     largest_state = 900_000_000     # SQLite's limit is 10^9 bytes a row
-    pause = LONGEST_PAUSE / 2
+    pause = LONGEST_PAUSE_SECONDS / 2
     loads_are_cheap = True
 
     def __init__(self, address: Address, keep_history: bool, read_only: bool):
@@ -115,7 +115,7 @@ class SQLiteAdapter(Adapter):
 
     def connected(self, kind: type[SomeSession], path: Path, *others: Any) -> SomeSession:
         mode = 'ro' if self.read_only else 'rwc'
-        return kind(find_driver('sqlite3', 'sqlite3'), f'{path.as_uri()}?mode={mode}', float(BUSY_TIMEOUT), *others)
+        return kind(find_driver('sqlite3', 'sqlite3'), f'{path.as_uri()}?mode={mode}', BUSY_TIMEOUT_SECONDS, *others)
 
     def prepare_schema(self, create: bool) -> None:
         with self._explained():
@@ -204,7 +204,7 @@ class SQLiteAdapter(Adapter):
     @contextmanager
     def changing_schema(self, session: FileSession, patience: float) -> Iterator[None]:
         """In a transaction, behind which only those wait who write: for as long as it takes to make a few tables."""
-        session.begin_write(self.sql.begin_write, BUSY_TIMEOUT)
+        session.begin_write(self.sql.begin_write, BUSY_TIMEOUT_SECONDS)
         try:
             yield
         finally:
@@ -302,7 +302,7 @@ class SQLiteAdapter(Adapter):
         if session.in_transaction:
             yield
             return
-        session.begin_write(self.sql.begin_write, BUSY_TIMEOUT)
+        session.begin_write(self.sql.begin_write, BUSY_TIMEOUT_SECONDS)
         try:
             yield
             session.run(self.sql.commit)

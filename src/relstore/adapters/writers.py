@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from relstore.sessions.session import Session
 
 WRITERS = 'relstore', 'any'
-# Seconds for which all votes may wait behind one who waits for all who have voted.
-VOTES_TRY = 1.0
+# How long all votes may wait behind one who waits for all who have voted.
+VOTES_TRY_SECONDS = 1.0
 
 
 class Writers:
@@ -63,7 +63,7 @@ class Writers:
     def _lock_votes(self, session: Session, timeout: float) -> None:
         def attempt() -> None:
             try:
-                self._adapter.lock_votes(session, min(VOTES_TRY, timeout))
+                self._adapter.lock_votes(session, min(VOTES_TRY_SECONDS, timeout))
             except (LockTimeout, Deadlock):
                 session.rollback()
                 raise

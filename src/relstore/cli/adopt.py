@@ -5,7 +5,7 @@ from argparse import ArgumentParser, Namespace
 
 from relstore.adapters.base import Adapter
 from relstore.adapters.completion import Completion, Done, Step
-from relstore.adapters.patience import PATIENCE, TRY
+from relstore.adapters.patience import PATIENCE_SECONDS, TRY_SECONDS
 from relstore.cli import databases
 
 # Of steps that change a table.
@@ -19,7 +19,7 @@ RELSTORAGE_SEES = {
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument('config', metavar='CONFIG', help='a file with <relstore> or <zodb_db> sections, say zope.conf')
     parser.add_argument('--dry-run', action='store_true', help='print the statements and what they lock')
-    parser.add_argument('--wait', type=float, default=PATIENCE, metavar='SECONDS',
+    parser.add_argument('--wait', type=float, default=PATIENCE_SECONDS, metavar='SECONDS',
                         help='how long to try, where a table is in use (default: %(default)g)')
 
 
@@ -73,7 +73,8 @@ def _effects(step: Step) -> list[str]:
     if step.lock is None:
         return seen
     return [f'It needs {step.lock.mode} on {step.lock.table}, and {step.lock.stops} of its site wait meanwhile:',
-            f'milliseconds, or, while others have the table in use, up to {TRY:g} s at a time, with pauses.', *seen]
+            f'milliseconds, or, while others have the table in use, up to {TRY_SECONDS:g} s at a time, with pauses.',
+            *seen]
 
 
 def _duration(done: Done) -> str:

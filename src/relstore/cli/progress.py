@@ -9,7 +9,7 @@ from typing import Any
 
 from relstore.packing.report import Progress
 
-INTERVAL = 5.0      # seconds between two lines
+LINE_EVERY_SECONDS = 5.0
 
 Number = Callable[[float], str]
 
@@ -61,7 +61,7 @@ class Lines:
         now = time.monotonic()
         if what != self._what:
             self._what, self._began = what, now
-        if now - self._told < INTERVAL:
+        if now - self._told < LINE_EVERY_SECONDS:
             return
         self._told = now
         line = f'{what}: {_of(done, total, self._number)}' if done else what

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-LOG_INTERVAL = 10.0  # seconds between two lines in a log
+LOG_EVERY_SECONDS = 10.0
 LOG_WIDTH = 110  # of a table in a log
 
 
@@ -30,7 +30,7 @@ class Step:
         """Count what was done, in the unit of the step's total."""
         self._progress.advance(self._task, count)
         now = time.monotonic()
-        if self._progress.disable and now - self._logged >= LOG_INTERVAL:
+        if self._progress.disable and now - self._logged >= LOG_EVERY_SECONDS:
             self._logged = now
             [task] = self._progress.tasks
             total = '' if task.total is None else f' of {task.total:,.0f}'

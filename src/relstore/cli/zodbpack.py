@@ -27,8 +27,8 @@ from relstore.storage import RelStore
 CLASSES = 20        # in the table of a dry run
 BROKEN = 50         # references that lead nowhere, of which the path is shown
 STEPS = 12          # of a path
-DAY = 86400
-SLACK = 3600        # seconds that a day may be shorter from one night's pack to the next: cron and packs are not exact
+DAY_SECONDS = 86400
+SLACK_SECONDS = 3600    # by which a day may be shorter from one night's pack to the next: cron and packs are not exact
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -99,7 +99,7 @@ def _plain_pack(args: argparse.Namespace, opened: databases.Opened) -> int:
     print(f'{opened.name}: {type(opened.storage).__name__}')
     before = opened.storage.getSize()
     with databases.foreign(opened.name):
-        opened.storage.pack(time.time() - args.days * DAY, referencesf)
+        opened.storage.pack(time.time() - args.days * DAY_SECONDS, referencesf)
     print(f'  Packed. On disk: {size(before)} before, {size(opened.storage.getSize())} now.')
     return 0
 
@@ -128,8 +128,8 @@ def _pack(args: argparse.Namespace, name: str, storage: RelStore) -> int:
 
 def _pack_time(days: float, storage: RelStore) -> float:
     """Return the pack time. Without history it is compared with when an earlier pack ran, maybe the night before."""
-    back = days * DAY
-    return time.time() - (back if storage.supportsUndo() else back - min(back / 20, SLACK))
+    back = days * DAY_SECONDS
+    return time.time() - (back if storage.supportsUndo() else back - min(back / 20, SLACK_SECONDS))
 
 
 def _tell_what_went(report: Report) -> None:

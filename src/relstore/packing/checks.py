@@ -15,7 +15,7 @@ from typing import Any
 from ZODB.utils import p64
 
 from relstore.adapters.base import MAX_TID
-from relstore.adapters.numbers import SMALL_STATE
+from relstore.adapters.numbers import SMALL_STATE_BYTES
 from relstore.database import Database
 from relstore.errors import ConfigurationError
 from relstore.packing.garbage import OBJECT, OLDER
@@ -125,7 +125,8 @@ class Survey:
 
     def _classes(self, session: Session, oids: Sequence[int], at: int) -> dict[int, tuple[str, int]]:
         """Return (class name, tid) of objects, by oid, as a view at a tid sees them."""
-        rows = {oid: (state, tid) for oid, state, tid, _ in self._adapter.load_many(session, oids, at, SMALL_STATE)}
+        found = self._adapter.load_many(session, oids, at, SMALL_STATE_BYTES)
+        rows = {oid: (state, tid) for oid, state, tid, _ in found}
         for oid in oids:
             if oid not in rows:
                 large = self._adapter.load_at(session, oid, at)

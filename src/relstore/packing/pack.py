@@ -45,7 +45,7 @@ from relstore.sessions.session import Session
 log = logging.getLogger('relstore.pack')
 
 # A pack time younger than this is the present: without history what is garbage then goes at once.
-PRESENT = 10.0      # seconds
+PRESENT_SECONDS = 10.0
 
 
 class Packer:
@@ -176,4 +176,4 @@ class Packer:
 
 
 def _is_present(pack_time: float | None) -> bool:
-    return pack_time is None or tid_of(pack_time) > tid_of(time.time() - PRESENT)
+    return pack_time is None or tid_of(pack_time) > tid_of(time.time() - PRESENT_SECONDS)

@@ -24,7 +24,7 @@ from relstore.sessions.pipeline import Row
 TLS_MODES = 'disabled', 'preferred', 'required', 'verify_identity'
 TLS_DEMANDED = TLS_MODES[2:]
 # The first version of PyMySQL that does not go on without TLS when it is demanded.
-TLS_IS_NOT_LEFT_OUT = (1, 2)
+TLS_IS_NOT_LEFT_OUT_VERSION = (1, 2)
 
 
 # What to do about the error numbers of servers and clients.
@@ -131,7 +131,7 @@ def _connect_pymysql(pymysql: ModuleType, settings: Mapping[str, Any]) -> Any:
     try:
         tls: dict[str, Any]
         if mode in TLS_DEMANDED:
-            if pymysql.VERSION < TLS_IS_NOT_LEFT_OUT:
+            if pymysql.VERSION < TLS_IS_NOT_LEFT_OUT_VERSION:
                 raise ConfigurationError(f'PyMySQL {pymysql.__version__} goes on without TLS where the server offers '
                                          'none; install PyMySQL 1.2 or newer.')
             tls = {'ssl': _tls_context(mode, files)}

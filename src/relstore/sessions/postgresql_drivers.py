@@ -25,7 +25,7 @@ from relstore.sessions.pipeline import Connection, Row
 # The setting that PostgreSQL names when too many locks have used up its shared memory.
 LOCKS = 'max_locks_per_transaction'
 # The version of libpq that introduced pipelines.
-PIPELINES = 140000
+PIPELINES_VERSION = 140000
 # These replace libpq's own messages about a dsn.
 UNREADABLE = ("it cannot be read; it is key='value' for each key that libpq knows, with a backslash before a quote, "
               'or postgresql://user:password@host/dbname, with %40 for @ and so on')
@@ -93,7 +93,7 @@ def _connect_psycopg2(psycopg2: ModuleType, dsn: str) -> Any:
 
 
 def _connect_psycopg(psycopg: ModuleType, dsn: str) -> Connection:
-    if psycopg.pq.version() < PIPELINES:
+    if psycopg.pq.version() < PIPELINES_VERSION:
         raise ConfigurationError(f'psycopg has found version {psycopg.pq.version() // 10000} of libpq, which knows no '
                                  'pipelines: install libpq 14 or newer, or relstore[psycopg], which brings its own.')
     return _discreetly(psycopg, dsn, lambda: Connection(psycopg, dsn, **_libpq_defaults(dsn)))
@@ -163,5 +163,5 @@ DRIVERS = (
            script=lambda connection, sql, parameters: connection.script(sql, parameters),
            backend_pid=_libpq_pid, binds=True, prepare=_prepare_psycopg,
            # Without its C part a load takes longer than with psycopg2.
-           fit=lambda psycopg: psycopg.pq.__impl__ != 'python' and psycopg.pq.version() >= PIPELINES),
+           fit=lambda psycopg: psycopg.pq.__impl__ != 'python' and psycopg.pq.version() >= PIPELINES_VERSION),
 )

@@ -267,7 +267,7 @@ class Tables(PostgreSQLRefusals):
         self.refused('permission denied', 'plpgsql', dsn=self.as_role('visitor'))
 
     def test_server_is_too_old(self):
-        with mock.patch('relstore.adapters.postgresql.OLDEST', 990000):
+        with mock.patch('relstore.adapters.postgresql.OLDEST_VERSION', 990000):
             self.refused('PostgreSQL', 'needs', 'or newer')
 
 

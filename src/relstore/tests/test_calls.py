@@ -420,7 +420,7 @@ class PackTimeWithoutHistory(Suite):
         tid = perform(self.storage, lambda txn: self.storage.store(z64, z64, root, '', txn),
                       lambda txn: self.storage.store(oid, z64, state(1), '', txn))
         last = self.store(z64, root, tid)
-        with mock.patch.object(pack, 'PRESENT', 0):
+        with mock.patch.object(pack, 'PRESENT_SECONDS', 0):
             for _ in range(2):      # it was found, but not before that
                 self.storage.pack(u64(last), None)
                 self.assertTrue(self.storage.load(oid))

@@ -136,7 +136,7 @@ class InUse(Adopted):
 
     def setUp(self):
         super().setUp()
-        for name in 'FIRST_PAUSE', 'LONGEST_PAUSE':
+        for name in 'FIRST_PAUSE_SECONDS', 'LONGEST_PAUSE_SECONDS':
             patched = mock.patch.object(patience, name, 0.5)
             patched.start()
             self.addCleanup(patched.stop)
@@ -201,7 +201,7 @@ class InUse(Adopted):
     def test_refused_in_the_end(self):
         """Who is in the way is told there, too; and nothing was changed."""
         before = self.schema()
-        with self._asked('SELECT count(*) FROM object_state'), mock.patch.object(completion, 'PATIENCE', 0.1), \
+        with self._asked('SELECT count(*) FROM object_state'), mock.patch.object(completion, 'PATIENCE_SECONDS', 0.1), \
                 self.assertRaisesRegex(LockTimeout, f'refs: object_state is in use by .*{self.named}.*; .* 1 times'):
             self.opened()
         self.assertEqual(self.schema(), before)
@@ -282,7 +282,7 @@ class Writers(unittest.TestCase):
         super().setUp()
         self.storage, self.other = self.open_storage(), self.open_storage(commit_lock_timeout=LONGEST)
         module = sys.modules[self.other.database.adapter.commit_type.__module__]
-        patched = mock.patch.object(module, 'FINISH_TIMEOUT', LONGEST)
+        patched = mock.patch.object(module, 'FINISH_TIMEOUT_SECONDS', LONGEST)
         patched.start()
         self.addCleanup(patched.stop)
         self.addCleanup(self.storage.close)

@@ -407,7 +407,7 @@ class Unguarded(Suite):
 
     def test_it_is_told_soon(self):
         sessions = self.keeper()
-        with mock.patch.object(copying, 'ALIVE', 0), \
+        with mock.patch.object(copying, 'PROVE_EVERY_SECONDS', 0), \
                 self.assertRaisesRegex(Unavailable, 'connection that kept packs out of .* was lost'):
             self.copy(None, None, lambda: self.end(sessions[-1]))
         self.assertEqual(self.storage.lastTransaction(), self.tids[2])
@@ -425,7 +425,7 @@ class Unguarded(Suite):
                 if n == at:
                     self.end(sessions[-1])
 
-            with mock.patch.object(copying, 'ALIVE', 0), \
+            with mock.patch.object(copying, 'PROVE_EVERY_SECONDS', 0), \
                     self.assertRaisesRegex(Unavailable, 'connection that kept packs out of .* was lost'):
                 self.storage.copyTransactionsFrom(Interrupting(self.source, self.tids[1], act))
             self.assertEqual(read, list(range(at + 1)))

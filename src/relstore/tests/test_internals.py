@@ -62,7 +62,8 @@ class Pages(unittest.TestCase):
         text = """# One title, of mine
 
 `cache.py` `adapters/base.py` `tests/soak/` `cache.Cache` `revision.OPEN` `Cache.find` `Cache.head` `View._told`
-`PostgreSQLAdapter.load_now` `Ballot.alone` `sql.load_at` `relstore_vote` `relstore_meta` `Finding` `FINISH_TIMEOUT`
+`PostgreSQLAdapter.load_now` `Ballot.alone` `sql.load_at` `relstore_vote` `relstore_meta` `Finding`
+`FINISH_TIMEOUT_SECONDS`
 `make test` [x](views.md) [x](views.md#a-view) [x](#one-title-of-mine)
 
 ```

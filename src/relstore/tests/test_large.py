@@ -80,7 +80,8 @@ class Afterwards(TestCase):
 
     def test_others_read_as_fast_as_ever(self):
         before = self.mapped()
-        changes = [(self.storage.new_oid(), z64, state(1)) for _ in range(relstore.adapters.commits.sqlite.LARGE + 1)]
+        large = relstore.adapters.commits.sqlite.LARGE_OBJECTS
+        changes = [(self.storage.new_oid(), z64, state(1)) for _ in range(large + 1)]
         tid = commit(self.storage, *changes)
         self.assertEqual(self.mapped(), before)
         with self.assertRaises(ConflictError):

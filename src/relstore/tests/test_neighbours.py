@@ -148,7 +148,7 @@ class Beside(TestCase):
                 others = Neighbours(self.address().path)
                 self.assertEqual(len(others.strangers()), 0 if there else 1)
                 self.assertIsNone(others.relstorage())
-                with closing(self.open_storage()) as storage, patch.object(sqlite, 'LOOK_AGAIN', 0):
+                with closing(self.open_storage()) as storage, patch.object(sqlite, 'LOOK_AGAIN_SECONDS', 0):
                     commit(storage, (storage.new_oid(), z64, state(1)))
                     self.assertGreater(self.ask(process, 'poll'), last)
                 process.kill()
@@ -210,7 +210,8 @@ class Beside(TestCase):
                 self.assertIn(f'used by RelStorage, in the process {process.pid} ', str(e))
                 break
         self.assertFalse(mine & theirs)
-        with patch.object(sqlite, 'LOOK_AGAIN', 0), self.assertRaisesRegex(ConfigurationError, 'Stop one of them'):
+        with patch.object(sqlite, 'LOOK_AGAIN_SECONDS', 0), \
+                self.assertRaisesRegex(ConfigurationError, 'Stop one of them'):
             commit(storage, (oid, z64, state(1)))
         process.kill()
         process.wait()
@@ -287,7 +288,8 @@ class BesideRelStorage(TestCase):
         commit(storage, (oid, z64, state(1)))
         second = self.peer()
         second.ask('open', where=where, keep_history=self.keep_history)
-        with patch.object(sqlite, 'LOOK_AGAIN', 0), self.assertRaisesRegex(ConfigurationError, 'used by RelStorage'):
+        with patch.object(sqlite, 'LOOK_AGAIN_SECONDS', 0), \
+                self.assertRaisesRegex(ConfigurationError, 'used by RelStorage'):
             commit(storage, (storage.new_oid(), z64, state(1)))
         second.end()
         commit(storage, (storage.new_oid(), z64, state(1)))

@@ -75,7 +75,7 @@ class Outcome(ServerSuite):
 
     def test_the_orphan_waits_too_long_and_is_ended(self):
         module = sys.modules[self.storage.database.adapter.commit_type.__module__]
-        self.enter(patch.object(module, 'ORPHAN_PATIENCE', 1 if isinstance(self, MySQLBackend) else 0.05))
+        self.enter(patch.object(module, 'ORPHAN_PATIENCE_SECONDS', 1 if isinstance(self, MySQLBackend) else 0.05))
         finish = self._orphaned()
         with self.assertRaises(TransientError):
             finish.result(30)

@@ -26,7 +26,7 @@ class Relinked(Suite):
 
     def setUp(self):
         super().setUp()
-        present = patch.object(pack, 'PRESENT', 0)
+        present = patch.object(pack, 'PRESENT_SECONDS', 0)
         present.start()
         self.addCleanup(present.stop)
 

@@ -138,7 +138,7 @@ class Field(Suite):
         """What is garbage for long enough stays where what is not refers to it: that might be linked again."""
         if self.keep_history:
             self.skipTest('of a database without history')
-        with patch.object(pack, 'PRESENT', 0):
+        with patch.object(pack, 'PRESENT_SECONDS', 0):
             old, new = self.clusters(2)
             client = self.client()
             client.link(new.holder, new.one)

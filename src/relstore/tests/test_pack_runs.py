@@ -467,7 +467,7 @@ class Limits(Suite):
         self.say_who_writes('any')
         try:
             for options in {}, {'prepack_only': True}, {'skip_prepack': True}:
-                with self.subTest(options), patch.object(pack, 'PRESENT', 0), \
+                with self.subTest(options), patch.object(pack, 'PRESENT_SECONDS', 0), \
                         self.assertRaisesRegex(ConfigurationError, 'RelStorage .* may write'):
                     self.pack(**options)        # what was prepared as of the present is that of long ago by now
             with late(self.packing, 'lock_pack'), \
@@ -477,7 +477,7 @@ class Limits(Suite):
             self.opened(pack_gc=False).pack(None)
             cluster, other = self.clusters(2)
             client = self.client()
-            with patch.object(pack, 'PRESENT', 0), patch.object(sweep, 'ROWS', 1):
+            with patch.object(pack, 'PRESENT_SECONDS', 0), patch.object(sweep, 'ROWS', 1):
                 self.pack(pack_time=time.time() - 1e-4, prepack_only=True)
 
                 def link():     # as RelStorage does, who looks at nothing

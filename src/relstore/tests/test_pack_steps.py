@@ -308,7 +308,7 @@ class Since(Suite):
 
     def setUp(self):
         super().setUp()
-        present = patch.object(pack, 'PRESENT', 0)      # else a second ago is the present
+        present = patch.object(pack, 'PRESENT_SECONDS', 0)      # else a second ago is the present
         present.start()
         self.addCleanup(present.stop)
 
@@ -326,7 +326,7 @@ class Since(Suite):
     def test_now_is_when_it_begins(self):
         """To end what was interrupted, and to read a large database, takes longer than the present lasts."""
         [cluster] = self.clusters(1)
-        with patch.object(pack, 'PRESENT', 10), late(self.packing, 'lock_pack'):
+        with patch.object(pack, 'PRESENT_SECONDS', 10), late(self.packing, 'lock_pack'):
             self.pack(pack_time=time.time())
         self.assertFalse(self.exists(cluster.one))
 

@@ -254,7 +254,7 @@ class Storm(TestCase):
             self.assertRegex(str(e), 'interrupted|repare')
 
     def pack(self, pack_time: float | None, **options) -> None:
-        with patch.object(pack, 'PRESENT', 0), patch.multiple(sweep, AT_THE_DOOR=20, **STEPS), \
+        with patch.object(pack, 'PRESENT_SECONDS', 0), patch.multiple(sweep, AT_THE_DOOR=20, **STEPS), \
                 closing(self.place.open()) as storage:
             report = storage.pack(pack_time, **options)
             self.swept['objects'] += report.states

@@ -343,7 +343,7 @@ class Restarts(TestCase):
                 oid = storage.new_oid()
                 txn = voted(storage, (oid, z64, state(1)))
                 with (self.subTest(ends), closing(Watch(direct)) as watch, ThreadPoolExecutor(1) as threads,
-                      patch('relstore.adapters.commits.postgresql.ORPHAN_PATIENCE', patience)):
+                      patch('relstore.adapters.commits.postgresql.ORPHAN_PATIENCE_SECONDS', patience)):
                     watch.take_commit_lock()
                     finish = threads.submit(storage.tpc_finish, txn)
                     watch.until_somebody_waits()

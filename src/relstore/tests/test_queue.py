@@ -21,8 +21,8 @@ from ZODB.Connection import TransactionMetaData
 from ZODB.utils import z64
 
 from relstore.adapters import queue
-from relstore.adapters.queue import STALLED, Queue, queue_of
-from relstore.adapters.sqlite import BUSY_TIMEOUT
+from relstore.adapters.queue import STALLED_SECONDS, Queue, queue_of
+from relstore.adapters.sqlite import BUSY_TIMEOUT_SECONDS
 from relstore.errors import LockTimeout
 from relstore.tests.support.backends import SQLiteHistoryFree, SQLiteHistoryPreserving, cases
 from relstore.tests.support.layers import Processes
@@ -136,22 +136,22 @@ class Turns(TestCase):
 
     def test_who_has_waited_for_long_is_not_passed(self):
         """Before that whoever has just ended his turn may have another; the one who waits does not look here."""
-        with patch.object(queue, 'THREAD_PAUSES', (PATIENCE,)), patch.object(queue, 'PATIENCE', PATIENCE), \
-                ThreadPoolExecutor(1) as threads:
+        with patch.object(queue, 'THREAD_PAUSES_SECONDS', (PATIENCE,)), \
+                patch.object(queue, 'PATIENCE_SECONDS', PATIENCE), ThreadPoolExecutor(1) as threads:
             self.assertTrue(self.queue.take(self.me, 0))
             waiting = threads.submit(self.queue.take, 'another', PATIENCE)
             until(lambda: self.queue._waiting)
             for _ in range(3):
                 self.queue.end(self.me)
                 self.assertTrue(self.queue.take(self.me, 0))
-            with patch.object(queue, 'PATIENCE', 0):
+            with patch.object(queue, 'PATIENCE_SECONDS', 0):
                 self.queue.end(self.me)
             self.assertFalse(self.queue.take(self.me, 0))
             self.assertTrue(waiting.result(PATIENCE))
 
     def test_who_waits_looks(self):
         """Whoever may pass him need not come."""
-        with patch.object(queue, 'PATIENCE', PATIENCE), ThreadPoolExecutor(2) as threads:
+        with patch.object(queue, 'PATIENCE_SECONDS', PATIENCE), ThreadPoolExecutor(2) as threads:
             self.assertTrue(self.queue.take(self.me, 0))
             waiting = [threads.submit(self.queue.take, who, PATIENCE) for who in ('another', 'a third')]
             until(lambda: len(self.queue._waiting) == 2)
@@ -165,14 +165,14 @@ class Turns(TestCase):
         """The next one has lost his patience, and nobody is there to hand it on to him."""
         first = queue._Waiter('first')
         with ThreadPoolExecutor(1) as threads:
-            with patch.object(queue, 'PATIENCE', PATIENCE):
+            with patch.object(queue, 'PATIENCE_SECONDS', PATIENCE):
                 self.assertTrue(self.queue.take(self.me, 0))
                 self.queue._waiting.append(first)
                 waiting = threads.submit(self.queue.take, 'another', PATIENCE)
                 until(lambda: len(self.queue._waiting) == 2)
                 self.queue.end(self.me)
                 self.assertIsNone(self.queue._holder)
-            with patch.object(queue, 'PATIENCE', 0):
+            with patch.object(queue, 'PATIENCE_SECONDS', 0):
                 self.assertTrue(self.queue._leave(first))
                 self.assertTrue(waiting.result(PATIENCE / 2))
 
@@ -183,7 +183,7 @@ class Turns(TestCase):
             woken(waiter)
 
         woken = queue._Waiter.wake
-        with patch.object(queue._Waiter, 'wake', wake), patch.object(queue, 'PATIENCE', 0), \
+        with patch.object(queue._Waiter, 'wake', wake), patch.object(queue, 'PATIENCE_SECONDS', 0), \
                 ThreadPoolExecutor(1) as threads:
             self.assertTrue(self.queue.take(self.me, 0))
             waiting = threads.submit(self.queue.take, 'another', PATIENCE)
@@ -266,7 +266,7 @@ class Turns(TestCase):
 
     def test_a_slice(self):
         """While it lasts, who has just had it takes it again though another process is next; then no more."""
-        with patch.object(queue, 'SLICE', PATIENCE):
+        with patch.object(queue, 'SLICE_SECONDS', PATIENCE):
             self.assertTrue(self.queue.take(self.me, 0))
         first = Child(self.path, NEXT)
         self.addCleanup(first.end)
@@ -442,13 +442,13 @@ class Writers(TestCase):
         with closing(sqlite3.connect(adapter.path, isolation_level=None)) as connection, \
                 closing(adapter.connect()) as session:
             patient = session.all('PRAGMA busy_timeout')
-            self.assertEqual(patient, [(1000 * BUSY_TIMEOUT,)])
+            self.assertEqual(patient, [(1000 * BUSY_TIMEOUT_SECONDS,)])
             connection.execute('BEGIN IMMEDIATE')
             for wait in (lambda: self.assertIsNone(session.try_to_write('BEGIN IMMEDIATE')),
                          lambda: self.assertRaises(LockTimeout, session.wait_to_write, 'BEGIN IMMEDIATE', 0.1)):
                 began = time.monotonic()
                 wait()
-                self.assertLess(time.monotonic() - began, BUSY_TIMEOUT / 2)
+                self.assertLess(time.monotonic() - began, BUSY_TIMEOUT_SECONDS / 2)
                 self.assertEqual(session.all('PRAGMA busy_timeout'), patient)
                 session.rollback()
                 self.assertIsNone(self.queue._holder)
@@ -492,7 +492,7 @@ class Writers(TestCase):
         for _ in range(40):
             instance, txn = self.voted(self.storage)
             last = instance.tpc_finish(txn)
-            self.assertLess(time.monotonic() - began, 40 * STALLED)
+            self.assertLess(time.monotonic() - began, 40 * STALLED_SECONDS)
         child.process.send_signal(signal.SIGCONT)
         self.assertGreater(bytes.fromhex(child.answer()), last)
         until(lambda: self.queue._processes._coming is None)

@@ -55,7 +55,7 @@ class Packed(Together):
             self.assertEqual(storage.database.adapter.writers.who(), 'any')
             removed, until = 0, time.monotonic() + 4
             writer.tell('write', seconds=4)
-            with patch.object(pack, 'PRESENT', 0):
+            with patch.object(pack, 'PRESENT_SECONDS', 0):
                 while time.monotonic() < until or removed <= 20 and time.monotonic() < until + PATIENCE:
                     removed += storage.pack(time.time() - 1).states
                     reachable(storage)

@@ -47,7 +47,7 @@ class Suite(TestCase):
         self.does = self.storage.database.adapter
         self.beside = self.opened(commit_lock_timeout=1)
         for module in relstore.adapters.commits.mysql, relstore.adapters.commits.postgresql:
-            patch = mock.patch.object(module, 'FINISH_TIMEOUT', 1)
+            patch = mock.patch.object(module, 'FINISH_TIMEOUT_SECONDS', 1)
             patch.start()
             self.addCleanup(patch.stop)
         self.session = self.does.connect()

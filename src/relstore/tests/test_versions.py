@@ -294,7 +294,7 @@ class ToNewer(Versions):
                 older.tpc_begin(txn)
                 older.store(oid, z64, b'voted', '', txn)
                 older.tpc_vote(txn)
-                with mock.patch.object(patience, 'FIRST_PAUSE', 0.1), ThreadPoolExecutor(1) as threads:
+                with mock.patch.object(patience, 'FIRST_PAUSE_SECONDS', 0.1), ThreadPoolExecutor(1) as threads:
                     newer = threads.submit(self.migrate, sections)
                     self.assertFalse(wait([newer], timeout=2).done)
                     older.tpc_finish(txn)
@@ -306,7 +306,7 @@ class ToNewer(Versions):
         self.storage.tpc_begin(txn)
         self.storage.store(self.storage.new_oid(), z64, b'voted', '', txn)
         self.storage.tpc_vote(txn)
-        with mock.patch.object(completion, 'PATIENCE', 0.1):
+        with mock.patch.object(completion, 'PATIENCE_SECONDS', 0.1):
             self.assertRaises(StorageError, self.migrate)
         self.storage.tpc_finish(txn)
         self.storage.new_instance().poll_invalidations()

@@ -31,14 +31,15 @@ if TYPE_CHECKING:
     from relstore.adapters.mysql import MySQLAdapter
     from relstore.spool import Batch
 
-FINISH_TIMEOUT = 600            # failing after the vote would tear a transaction over several databases
-ORPHAN_DEADLINE = 60.0          # seconds after which nobody knows
-SEEN_PATIENCE, SEEN = 1.0, 5    # seconds in which what is committed is surely seen, and of how many objects
-ORPHAN_PATIENCE = 5             # seconds a connection whose client is gone may still wait before it is ended
-SHORTEST_WAIT = 1000            # microseconds to get a lock that are taken for waiting
-TEXT = 65_535                   # bytes of user, description, extension: the columns are BLOBs
-OVERHEAD = 20_000               # bytes of a message of finish besides its rows, roughly
-ROW_OVERHEAD = 300              # bytes of a row besides its state and references: at most
+FINISH_TIMEOUT_SECONDS = 600        # failing after the vote would tear apart a transaction over several databases
+ORPHAN_DEADLINE_SECONDS = 60.0      # then the outcome is unknown
+ORPHAN_PATIENCE_SECONDS = 5         # how long a connection whose client is gone may still wait before it is ended
+SEEN_PATIENCE_SECONDS = 1.0         # after this, what is committed is certainly seen
+SEEN_OBJECTS = 5                    # looked at for that
+SHORTEST_WAIT_MICROSECONDS = 1000   # a lock that takes this long was waited for
+LONGEST_TEXT_BYTES = 65_535         # user, description, extension: the columns are BLOBs
+OVERHEAD_BYTES = 20_000             # of a message of finish besides its rows, roughly
+ROW_OVERHEAD_BYTES = 300            # of a row besides its state and references, at most
 
 # What stands for the locks that are no single object's, by what their rows are called.
 NO_OBJECTS = {'created': SOME_OBJECTS, 'commit': COMMIT_LOCK}
@@ -145,10 +146,10 @@ class MySQLCommit(Commit['MySQLAdapter', Session]):
         if adapter.keep_history:
             texts = {'user': metadata.user, 'description': metadata.description, 'extension': metadata.extension or b''}
         for name, text in texts.items():
-            if len(text) > TEXT:
-                raise StorageError(f'The {name} of the transaction has {len(text):,} bytes; {adapter} takes {TEXT:,} '
-                                   'at most.')
-        room = adapter.packet - OVERHEAD - sum(map(session.literal_size, texts.values()))
+            if len(text) > LONGEST_TEXT_BYTES:
+                raise StorageError(f'The {name} of the transaction has {len(text):,} bytes; {adapter} takes '
+                                   f'{LONGEST_TEXT_BYTES:,} at most.')
+        room = adapter.packet - OVERHEAD_BYTES - sum(map(session.literal_size, texts.values()))
         if self._blobs is not None:
             room -= self._blobs.size
         pieces = self._pieces(batches, room)
@@ -167,7 +168,7 @@ class MySQLCommit(Commit['MySQLAdapter', Session]):
         piece: Batch = []
         size, wanted = 0, min(room, adapter.message_size)
         for row in chain.from_iterable(batches):
-            length = size_of(row.held or b'') + size_of(row.refs or b'') + ROW_OVERHEAD
+            length = size_of(row.held or b'') + size_of(row.refs or b'') + ROW_OVERHEAD_BYTES
             if size + length > wanted and piece:
                 yield piece
                 piece, size = [], 0
@@ -187,7 +188,7 @@ class MySQLCommit(Commit['MySQLAdapter', Session]):
         return self._tid
 
     def _begin_finish(self) -> Statement:
-        return self._sql.begin_finish, (FINISH_TIMEOUT, self._tid, self.key, self.number)
+        return self._sql.begin_finish, (FINISH_TIMEOUT_SECONDS, self._tid, self.key, self.number)
 
     def finish(self) -> tuple[int, float]:
         adapter, sql, metadata, batch, current = self._adapter, self._sql, self._metadata, self._left, self.current
@@ -219,10 +220,10 @@ class MySQLCommit(Commit['MySQLAdapter', Session]):
         So wait for the lock on the row that the vote wrote, ending the orphan if it takes long.
         """
         adapter = self._adapter
-        deadline = time.monotonic() + ORPHAN_DEADLINE
+        deadline = time.monotonic() + ORPHAN_DEADLINE_SECONDS
         while True:
             try:
-                *_, rows, _, _ = session.results(self._sql.outcome, (ORPHAN_PATIENCE, self.key, self.number))
+                *_, rows, _, _ = session.results(self._sql.outcome, (ORPHAN_PATIENCE_SECONDS, self.key, self.number))
             except (LockTimeout, Deadlock) as e:
                 session.rollback()
                 if time.monotonic() > deadline:
@@ -244,8 +245,8 @@ class MySQLCommit(Commit['MySQLAdapter', Session]):
         MariaDB lets its locks go in the moment of the commit, and leaves it out of views until a moment later.
         Of one that has only deleted objects nothing tells, so give up after a time that is long enough for any.
         """
-        deadline = time.monotonic() + SEEN_PATIENCE
-        while (not any((self._adapter.current_tid(session, oid) or 0) >= tid for oid in oids[:SEEN])
+        deadline = time.monotonic() + SEEN_PATIENCE_SECONDS
+        while (not any((self._adapter.current_tid(session, oid) or 0) >= tid for oid in oids[:SEEN_OBJECTS])
                and time.monotonic() < deadline):
             time.sleep(0.001)
 
@@ -303,7 +304,7 @@ def _decided(tid: int | None) -> int:
 
 
 def _seconds(waited: int) -> float:
-    return waited / 1e6 if waited >= SHORTEST_WAIT else 0.0
+    return waited / 1e6 if waited >= SHORTEST_WAIT_MICROSECONDS else 0.0
 
 
 def _waits(results: Iterable[Sequence[Row]]) -> Iterator[tuple[int, float]]:
@@ -313,8 +314,8 @@ def _waits(results: Iterable[Sequence[Row]]) -> Iterator[tuple[int, float]]:
     """
     for rows in results:
         before = 0
-        for kind, oid, _, after in rows if rows and rows[-1][3] >= SHORTEST_WAIT else ():
-            if after - before >= SHORTEST_WAIT:
+        for kind, oid, _, after in rows if rows and rows[-1][3] >= SHORTEST_WAIT_MICROSECONDS else ():
+            if after - before >= SHORTEST_WAIT_MICROSECONDS:
                 if kind in NO_OBJECTS:
                     oid = NO_OBJECTS[kind]
                 yield oid, (after - before) / 1e6

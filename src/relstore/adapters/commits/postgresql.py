@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from relstore.adapters.postgresql import PostgreSQLAdapter  # noqa: F401 (what Commit is of)
     from relstore.spool import Batch
 
-FINISH_TIMEOUT = 600.0          # failing after the vote would tear a transaction over several databases
-ORPHAN_DEADLINE = 60.0          # seconds after which nobody knows
-ORPHAN_PATIENCE = 5.0           # seconds a backend whose client is gone may still wait before it is ended
+FINISH_TIMEOUT_SECONDS = 600.0      # failing after the vote would tear apart a transaction over several databases
+ORPHAN_DEADLINE_SECONDS = 60.0      # then the outcome is unknown
+ORPHAN_PATIENCE_SECONDS = 5.0       # how long a backend whose client is gone may still wait before it is ended
 
 
 class PostgreSQLCommit(Commit['PostgreSQLAdapter', Session]):
@@ -122,15 +122,15 @@ class PostgreSQLCommit(Commit['PostgreSQLAdapter', Session]):
     def choose_tid(self) -> int:
         """One that was given is chosen already, and the vote has the lock."""
         if self._tid is None:
-            [[self._tid, waited]] = self.session.all(self._sql.choose_tid, (milliseconds(FINISH_TIMEOUT),))
+            [[self._tid, waited]] = self.session.all(self._sql.choose_tid, (milliseconds(FINISH_TIMEOUT_SECONDS),))
             self._waited = waited / 1e6
         return self._tid
 
     def finish(self) -> tuple[int, float]:
         metadata, left, blobs = self._metadata, self._left, self._blobs
         values = (
-            self.number, milliseconds(FINISH_TIMEOUT), self._tid, metadata.packed, metadata.user, metadata.description,
-            metadata.extension, left is None, *_arrays(left or [], self.session.binds))
+            self.number, milliseconds(FINISH_TIMEOUT_SECONDS), self._tid, metadata.packed, metadata.user,
+            metadata.description, metadata.extension, left is None, *_arrays(left or [], self.session.binds))
         [[answer, *_]] = self.session.script(self._sql.finish, values) if blobs is None else blobs.finish(values)
         tid, waited = answer.split()
         return int(tid), self._waited + int(waited) / 1e6
@@ -147,8 +147,8 @@ class PostgreSQLCommit(Commit['PostgreSQLAdapter', Session]):
         crashed = adapter.lasting(now) != adapter.lasting(self.epoch)
         if now != self.epoch and self._was_lost(session, oids, crashed):
             return None
-        deadline = time.monotonic() + ORPHAN_DEADLINE
-        patience = time.monotonic() + ORPHAN_PATIENCE
+        deadline = time.monotonic() + ORPHAN_DEADLINE_SECONDS
+        patience = time.monotonic() + ORPHAN_PATIENCE_SECONDS
         while True:
             [[still, status]] = session.all(sql.transaction_status, (str(self.number), now))
             if not still:
@@ -159,7 +159,7 @@ class PostgreSQLCommit(Commit['PostgreSQLAdapter', Session]):
                 raise OutcomeUnknown(f'the server process {self.backend} is still busy with it')
             if time.monotonic() > patience:
                 session.all(sql.terminate, (self.backend,))
-                patience = time.monotonic() + ORPHAN_PATIENCE
+                patience = time.monotonic() + ORPHAN_PATIENCE_SECONDS
             time.sleep(0.01)
         session.all(sql.make_durable)
         if adapter.epoch(session) != now:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from relstore.adapters.sqlite import SQLiteAdapter
     from relstore.spool import Batch
 
-LARGE = 1000        # objects of a transaction that would read much of the file
-# Seconds after which a vote looks whether RelStorage has come.
-LOOK_AGAIN = 3.0
+LARGE_OBJECTS = 1000        # a transaction with more would read much of the file
+# How often a vote looks whether RelStorage has come.
+LOOK_AGAIN_SECONDS = 3.0
 
 
 class SQLiteCommit(Commit['SQLiteAdapter', FileSession]):
@@ -49,9 +49,9 @@ class SQLiteCommit(Commit['SQLiteAdapter', FileSession]):
     def vote(self, ballot: Ballot) -> Verdict:
         adapter, session = self._adapter, self.session
         wanted = [*dict((*ballot.bases, *ballot.reads, *ballot.known)), *ballot.restored]
-        if time.monotonic() > adapter.looked_around + LOOK_AGAIN:
+        if time.monotonic() > adapter.looked_around + LOOK_AGAIN_SECONDS:
             adapter.look_around()
-        if len(wanted) > LARGE:
+        if len(wanted) > LARGE_OBJECTS:
             session.run('PRAGMA mmap_size = 0')     # else all that is read counts as memory of this process
             session.retire()                        # others are to read as fast as ever, however this ends
         vote = self._sql.vote, (ballot.at, str(wanted))

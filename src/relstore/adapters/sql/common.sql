@@ -69,13 +69,13 @@ s.refs IS NULL AND r.refs IS NULL
 (s.refs IS NULL OR s.refs_tid <> s.tid) AND r.refs IS NULL
 
 -- macro: if_small
-CASE WHEN s.state_size <= {small_state} THEN s.state END
+CASE WHEN s.state_size <= {small_state_bytes} THEN s.state END
 
 -- What a pack wants of a revision: the references, or the state, where they are not known and it is not large; and
 -- whether it is a deletion.
 -- macro: revision
 s.zoid, s.tid, coalesce({known}, r.refs),
-       CASE WHEN {unknown} AND s.state_size <= {small_state} THEN s.state END, s.state IS NULL
+       CASE WHEN {unknown} AND s.state_size <= {small_state_bytes} THEN s.state END, s.state IS NULL
 
 -- The row of an object in a list, the state that is current, and the one that is named in a row.
 -- macro: garbage_of_o
