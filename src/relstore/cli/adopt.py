@@ -8,7 +8,7 @@ from relstore.adapters.completion import Completion, Done, Step
 from relstore.adapters.patience import PATIENCE_SECONDS, TRY_SECONDS
 from relstore.cli import databases
 
-# Of steps that change a table.
+# For steps that change a table.
 RELSTORAGE_SEES = {
     'refs': 'RelStorage names the columns that it uses: it does not see these, and leaves them empty.',
     'blob_chunk': 'It is the table that RelStorage has.',
@@ -63,7 +63,7 @@ def _summary(step: Step) -> str:
 
 
 def _effects(step: Step) -> list[str]:
-    """Say what a step locks, and what RelStorage sees of it."""
+    """Return what a step locks, and what RelStorage sees of it."""
     if step.version:
         seen = ['RelStorage uses none of it. An older relstore that is running can do nothing any more: restart it.']
     elif step.lock is None:

@@ -1,8 +1,8 @@
-"""The storages that a configuration file names, opened for a command.
+"""Databases: the storages that a configuration file names, opened for a command.
 
-The file has storage sections, as in ``<relstore> ... </relstore>``, or <zodb> or <zodb_db> sections with one each. A
-whole zope.conf will do: of such a file nothing else is read. RelStorage's files are read as if they imported relstore;
-only in one that imports relstore.beside, too, RelStorage's sections are its own.
+The file has storage sections, as in ``<relstore> ... </relstore>``, or <zodb> or <zodb_db> sections with one storage
+each. A whole zope.conf will do: nothing else in it is read. A file for RelStorage is read as if it imported relstore,
+unless it also imports relstore.beside: then RelStorage's sections are RelStorage's.
 """
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ _BESIDE = re.compile(r'^\s*%import\s+relstore\.beside\s*$', re.MULTILINE | re.IG
 
 @dataclass(frozen=True)
 class Opened:
-    name: str                       # of its section, or its own
-    storage: Any                    # as the file says, wrappers and all
-    relstore: RelStore | None       # the one in it, if it is relstore's
+    name: str                       # of its section, or of the storage
+    storage: Any                    # as the file says, with its wrappers
+    relstore: RelStore | None       # the innermost storage, if it is relstore's
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _has_tables(adapter: Adapter) -> bool:
 
 @contextmanager
 def foreign(name: str) -> Iterator[None]:
-    """Have what others' storages raise read like our own errors: that may be anything."""
+    """Turn whatever another package's storage raises into an error like relstore's own."""
     try:
         yield
     except (POSError, OSError):
@@ -141,7 +141,7 @@ def foreign(name: str) -> Iterator[None]:
 
 
 class _Plain:
-    """What takes the place of a ZODB.DB for storages that wrap records: it has each know the others'."""
+    """Stands for a ZODB.DB around storages that wrap records: with registerDB each learns how the others do it."""
 
     def transform_record_data(self, data: bytes) -> bytes:
         return data
@@ -151,7 +151,7 @@ class _Plain:
 
 
 class _Loader(ZConfig.loader.ConfigLoader):
-    """beside: are RelStorage's sections its own?"""
+    """beside: whether RelStorage's sections are RelStorage's."""
 
     def __init__(self, beside: bool):
         package = 'relstore.beside' if beside else 'relstore'
@@ -188,7 +188,7 @@ def _named(load: Callable[[], Any], path: str) -> list[Named]:
         config, _ = load()
     except (ZConfig.ConfigurationError, ZConfig.SchemaError, UnicodeDecodeError, ValueError) as e:
         first, *rest = str(e).splitlines()
-        last = rest[-1] if rest else ''     # there may be a traceback between
+        last = rest[-1] if rest else ''     # there may be a traceback in between
         raise ConfigurationError(f'{path} cannot be read: {first} {last}'.rstrip()) from e
     named = [Named(factory.name or '', factory) for factory in config.storages]
     named += [Named(database.name or '', database.config.storage) for database in config.databases]
@@ -202,7 +202,7 @@ def _is_configuration(url: str | None) -> bool:
 
 
 def _of_databases(lines: list[str]) -> Iterator[str]:
-    """Yield the lines of <zodb_db> sections, and directives; for others empty ones, for the sake of their numbers."""
+    """Yield the lines of <zodb_db> sections, and directives. Others become empty, so that line numbers stay right."""
     inside = False
     for line in lines:
         inside = inside or bool(_BEGIN.match(line))
@@ -222,7 +222,7 @@ def _sections(section: Any, kind: type[Section]) -> Iterator[Section]:
 
 
 def _innermost(storage: Any) -> RelStore | None:
-    """Return the storage whose records others may only wrap, if it is relstore's."""
+    """Return the storage inside of all wrappers, if it is relstore's."""
     while not isinstance(storage, RelStore) and IStorageWrapper.providedBy(storage):
         storage = getattr(storage, 'base', None)
     return storage if isinstance(storage, RelStore) else None

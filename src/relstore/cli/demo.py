@@ -49,12 +49,12 @@ ZOPE_CONF = """\
 
 
 class Difference(Exception):
-    """The copy is not what was copied; the message names the transaction and the object."""
+    """The copy differs from the original; the message names the transaction and the object."""
 
 
 @dataclass
 class Content:
-    """What is in a FileStorage; size is the bytes of its records."""
+    """The contents of a FileStorage. size: bytes of all records."""
 
     transactions: int = 0
     records: int = 0
@@ -137,7 +137,7 @@ def _demo(report: Report, data: str | None, blobs: str | None, into: str | None)
 
 
 def empty_directory(path: str | None) -> str:
-    """Return a directory with nothing in it, made if need be: nothing is ever overwritten."""
+    """Return an empty directory, created if need be: nothing is ever overwritten."""
     if path is None:
         return tempfile.mkdtemp(prefix='relstore-demo-')
     directory = os.path.abspath(path)
@@ -150,7 +150,7 @@ def empty_directory(path: str | None) -> str:
 
 
 def _blob_directory(data: str, given: str | None) -> str:
-    """Return the directory of the blobs, '' if there is none. ConfigurationError: that is none which was given."""
+    """Return the directory of the blobs, or '' if there is none. ConfigurationError: the given one is no directory."""
     directory = given or os.path.join(os.path.dirname(data), 'blobstorage')
     if os.path.isdir(directory):
         return directory
@@ -227,7 +227,7 @@ def _open(directory: str) -> RelStore:
 
 
 def _load(storage: Any, oid: bytes) -> tuple[bytes, bytes] | None:
-    """Return (state, tid), or None where the object's creation was undone."""
+    """Return (state, tid), or None if the object's creation was undone."""
     try:
         return storage.load(oid)
     except POSKeyError:
@@ -245,7 +245,7 @@ def _short(value: object) -> str:
 
 
 def _first(theirs: object, ours: object) -> str:
-    """Say where two strings of bytes part; nothing about anything else."""
+    """Return where two strings of bytes begin to differ; '' for anything else."""
     if isinstance(theirs, bytes) and isinstance(ours, bytes):
         return f' (from byte {len(os.path.commonprefix([theirs, ours]))} on)'
     return ''

@@ -1,4 +1,4 @@
-"""How a command ends: with a status, and with one sentence where it could not be done."""
+"""The end of a command: an exit status, and one sentence if it could not be done."""
 from __future__ import annotations
 
 import sys
@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from ZODB.POSException import POSError, ReadOnlyError
 
-INTERRUPTED = 130       # by the one at the keyboard
+INTERRUPTED = 130       # exit status after Ctrl-C
 
 
 def run(command: str, work: Callable[[], int], traceback: bool) -> int:
-    """Return the exit status of a command: of work(), 2 where it could not be done, 130 where it was interrupted.
+    """Return the exit status of a command: that of work(), 2 if it could not be done, 130 if it was interrupted.
 
-    What the user can put right is one sentence on stderr, without a traceback unless that is asked for.
+    An error that the user can put right is one sentence on stderr, with a traceback only if that is asked for.
     """
     try:
         return work()

@@ -1,4 +1,4 @@
-"""`relstore <verb>`: the commands under one name, and how they fail."""
+"""`relstore <verb>`: all commands under one name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERBS = {'adopt': adopt, 'blobs': blobs, 'convert': convert, 'demo': demo, 'pack
 def main(argv: list[str] | None = None) -> int:
     """Run one verb; return its exit status: 0 done, 1 it found something wrong, 2 it could not be done.
 
-    What the user can put right is one sentence on stderr, without a traceback unless --traceback asks for it.
+    An error that the user can put right is one sentence on stderr, with a traceback only if --traceback is given.
     """
     args = _parser().parse_args(argv)
     return run('relstore', lambda: VERBS[args.verb].run(args), args.traceback)

@@ -33,7 +33,7 @@ def progress(in_lines: bool = False, in_bytes: bool = False) -> Iterator[Progres
 
 
 class _Bar:
-    """The bar of what is being done; that of what was done before goes."""
+    """A bar for what is being done; it replaces the bar before."""
 
     def __init__(self, bars: Any, number: Number) -> None:
         self._bars, self._number, self._what, self._task = bars, number, '', None
@@ -84,7 +84,7 @@ def _rate(done: int, seconds: float, number: Number) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in a unit that suits it."""
+    """Return a time in a suitable unit."""
     if seconds < 1:
         return f'{1000 * seconds:.1f} ms'
     if seconds < 100:
@@ -94,12 +94,12 @@ def duration(seconds: float) -> str:
 
 
 def counted(number: int, one: str, more: str = '') -> str:
-    """Return a number with what it counts: `more` of them, by default `one` with an s."""
+    """Return a number with its noun: `one`, or `more`, by default `one` with an s."""
     return f'{number:,} {one if number == 1 else more or one + "s"}'
 
 
 def size(count: float) -> str:
-    """Return a number of bytes in a unit that suits it."""
+    """Return a number of bytes in a suitable unit."""
     if count == 1:
         return '1 byte'
     for unit, digits in ('bytes', 0), ('kB', 1), ('MB', 1):

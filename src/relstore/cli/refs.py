@@ -98,7 +98,7 @@ def _tell_referrers(storage: RelStore, oid: int) -> int:
 
 
 def _parts(args: Namespace, number: int, storage: RelStore) -> Iterator[Found]:
-    """Yield what comes of one range of objects after the other."""
+    """Yield the result of one range of objects after the other."""
     survey = Survey(storage.database)
     if args.jobs == 1:
         look = survey.compare if args.check else survey.fill
@@ -106,7 +106,7 @@ def _parts(args: Namespace, number: int, storage: RelStore) -> Iterator[Found]:
             yield look(after, upto)
         return
     with ExitStack() as stack:
-        # Not forked: threads of this process may hold locks, and nothing of it is needed.
+        # Not forked: threads of this process may hold locks, and nothing of this process is needed.
         pool = stack.enter_context(ProcessPoolExecutor(
             args.jobs, multiprocessing.get_context('spawn'), _begin, (args.config, number, args.check)))
         stack.callback(pool.shutdown, cancel_futures=True)
@@ -127,7 +127,7 @@ def _parts(args: Namespace, number: int, storage: RelStore) -> Iterator[Found]:
 
 @contextmanager
 def _nobody_interrupts() -> Iterator[None]:
-    """Begin processes that are not interrupted from the keyboard: this one is, and ends the others."""
+    """Start processes that ignore Ctrl-C: it interrupts this one, which ends the others."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -142,7 +142,7 @@ def _result(future: Future[Found | str]) -> Found:
     return found
 
 
-# In a process of its own.
+# What follows runs in a process of its own.
 
 _opened = ExitStack()
 _look: Callable[[int, int], Found]
@@ -158,7 +158,7 @@ def _begin(config: str, number: int, check: bool) -> None:
 
 
 def _end_with_the_first() -> None:
-    """Where that is killed, nobody else would tell this process to end."""
+    """End with the first process: if that is killed, nothing else ends this one."""
     first = multiprocessing.parent_process()
     assert first is not None
     first.join()
@@ -166,7 +166,7 @@ def _end_with_the_first() -> None:
 
 
 def _work(after: int, upto: int) -> Found | str:
-    """Return what came of it, or why not: not every exception can be sent to another process."""
+    """Return the result, or the text of an error: not every exception can be sent to another process."""
     try:
         return _look(after, upto)
     except POSError as e:

@@ -1,4 +1,4 @@
-"""Report: what a command says while it works, on a terminal or in a log. Needs the package rich."""
+"""Report: what a command prints while it works, on a terminal or in a log. Needs the package rich."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOG_WIDTH = 110  # of a table in a log
 
 
 class Step:
-    """One step of a command: set `result` to what came of it, call advance() as it goes."""
+    """One step of a command. It calls advance() as it goes, and sets `result` at the end."""
 
     def __init__(self, title: str, progress: Progress, total: int | None) -> None:
         self.title = title
@@ -27,7 +27,7 @@ class Step:
         self._started = self._logged = time.monotonic()
 
     def advance(self, count: int = 1) -> None:
-        """Count what was done, in the unit of the step's total."""
+        """Count what is done, in the unit of the step's total."""
         self._progress.advance(self._task, count)
         now = time.monotonic()
         if self._progress.disable and now - self._logged >= LOG_EVERY_SECONDS:

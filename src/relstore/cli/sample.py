@@ -1,4 +1,4 @@
-"""A small site with a history, for those who have no FileStorage at hand.
+"""Sample: a small site with a history, if no FileStorage is at hand.
 
 All its classes are of the packages persistent and BTrees, so that any program with ZODB can open it.
 """

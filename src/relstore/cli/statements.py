@@ -10,7 +10,7 @@ from relstore.adapters.migrations import VERSION, sections
 from relstore.adapters.mysql_server import Server
 from relstore.adapters.mysql_settings import SETTINGS
 
-# By the schema, and whether history is kept. Of the variables of a server all that matter are there.
+# (schema, whether history is kept) -> adapter. The server is assumed to have all variables that matter.
 DATABASES: dict[str, Callable[[str | None, bool], Adapter]] = {
     'postgresql': lambda schema, keeps: PostgreSQL('', schema=schema).unseen(keeps),
     'sqlite': lambda schema, keeps: SQLite('.').unseen(keeps),

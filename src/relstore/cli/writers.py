@@ -27,7 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     if not os.path.isfile(args.config):
         address = PostgreSQL(args.config, schema=args.schema)
-        _tell(address.bind(keep_history=True), args.who)        # what is asked is the same in both modes
+        _tell(address.bind(keep_history=True), args.who)        # the statements are the same in both modes
         return 0
     for named in databases.read(args.config):
         with named.open() as opened:
@@ -37,7 +37,7 @@ def run(args: Namespace) -> int:
 
 
 def _tell(adapter: Adapter, who: str | None) -> None:
-    """Set who may write, if that is given, and tell it."""
+    """Set who may write, if that is given, and print it."""
     if who is not None:
         adapter.writers.set(who)
         if who == 'any':

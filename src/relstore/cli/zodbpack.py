@@ -24,9 +24,9 @@ from relstore.packing.garbage import LATER, OBJECT
 from relstore.packing.report import Report
 from relstore.storage import RelStore
 
-CLASSES = 20        # in the table of a dry run
-BROKEN = 50         # references that lead nowhere, of which the path is shown
-STEPS = 12          # of a path
+CLASSES = 20        # shown by a dry run
+BROKEN = 50         # references that lead nowhere, shown with their paths
+STEPS = 12          # shown of a path
 DAY_SECONDS = 86400
 SLACK_SECONDS = 3600    # by which a day may be shorter from one night's pack to the next: cron and packs are not exact
 
@@ -93,7 +93,7 @@ def _one(args: argparse.Namespace, named: databases.Named) -> int:
 
 
 def _plain_pack(args: argparse.Namespace, opened: databases.Opened) -> int:
-    """Pack a storage of another kind, which knows no more than a time."""
+    """Pack a storage of another kind, whose pack() has no options but the time."""
     if args.dry_run or args.prepack or args.use_prepack_state or args.check_refs_only:
         raise ConfigurationError(f"{opened.name} is no storage of relstore's; it can only be packed, with --days.")
     print(f'{opened.name}: {type(opened.storage).__name__}')
@@ -105,7 +105,7 @@ def _plain_pack(args: argparse.Namespace, opened: databases.Opened) -> int:
 
 
 def _pack(args: argparse.Namespace, name: str, storage: RelStore) -> int:
-    # What is not said here, the options of the storage say.
+    # None: as the options of the storage say.
     said = args.dry_run or args.prepack or args.use_prepack_state
     modes = {'dry_run': args.dry_run, 'prepack_only': args.prepack, 'skip_prepack': args.use_prepack_state}
     before = storage.getSize()
@@ -127,7 +127,7 @@ def _pack(args: argparse.Namespace, name: str, storage: RelStore) -> int:
 
 
 def _pack_time(days: float, storage: RelStore) -> float:
-    """Return the pack time. Without history it is compared with when an earlier pack ran, maybe the night before."""
+    """Return the pack time. Without history it is compared with the time of an earlier pack, maybe the night before."""
     back = days * DAY_SECONDS
     return time.time() - (back if storage.supportsUndo() else back - min(back / 20, SLACK_SECONDS))
 
@@ -232,7 +232,7 @@ def _tell_broken(broken: Dangling, path: list[int], names: dict[int, str]) -> No
 
 
 def _some(path: list[int]) -> list[int]:
-    """Return the ends of a path that is long."""
+    """Return the path, or both of its ends if it is long."""
     return path if len(path) <= STEPS else path[:STEPS // 2] + path[-STEPS // 2:]
 
 
