@@ -1,7 +1,7 @@
-"""Addresses: where databases are, and how they are reached, as a section of a configuration or a caller says it.
+"""Addresses: where a database is and how to reach it, as a section of a configuration or a caller says it.
 
-An address has asked nothing yet. It is bound once for each storage: to the history mode that the database has to have,
-and to whether it is written. What comes of that, an adapter, knows its server, and never changes.
+An address has not asked anything yet. For each storage it is bound to a history mode, and to whether the database is
+written. That makes an adapter, which knows its server and never changes.
 """
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ SYNCHRONOUS = 'off', 'normal', 'full', 'extra', '0', '1', '2', '3'
 class Address:
 
     def is_there(self) -> bool:
-        """Whether there is a database, as far as that is told without a connection: a server says so itself."""
+        """Whether the database exists, if that can be told without a connection; else True."""
         return True
 
     def unseen(self, keep_history: bool, read_only: bool = False) -> Adapter:
-        """Return an adapter that has asked its server nothing, for what it would send to a usual one."""
+        """Return an adapter that assumes a usual server and asks nothing: for printing what it would send."""
         raise NotImplementedError
 
     def bind(self, keep_history: bool, read_only: bool = False) -> Adapter:
-        """Return an adapter that knows its server. Nobody has looked at the tables.
+        """Return an adapter that knows its server, and has not looked at the tables.
 
-        ConfigurationError: the server, or how it is set up, will not do.
+        ConfigurationError: relstore cannot use the server, or its settings.
         """
         adapter = self.unseen(keep_history, read_only)
         adapter.look()
         return adapter
 
     def open(self, options: Options) -> Adapter:
-        """Return an adapter to a database that has all it needs, which is made if the options allow it.
+        """Return an adapter to a database whose tables are complete; they are created if the options allow it.
 
-        ConfigurationError says what does not fit.
+        ConfigurationError says what is wrong.
         """
         adapter = self.bind(options.keep_history, options.read_only)
         adapter.prepare_schema(options.create_schema)
@@ -61,10 +61,10 @@ class Address:
 class PostgreSQL(Address):
     """A database reached by `dsn`, in the schema `schema` (default: the first of the search path).
 
-    driver: psycopg (version 3), psycopg2, or 'auto', which is: psycopg where it is installed.
-    prepared_statements: 'true', 'false', or 'auto', which is: not where a pooler may stand between.
-    group_commit: let one write of the server's log to the disk serve several commits. Others may then see a commit some
-    milliseconds before it is acknowledged, and durable.
+    driver: psycopg (version 3), psycopg2, or 'auto': psycopg if it is installed.
+    prepared_statements: 'true', 'false', or 'auto': unless a pooler may be in between.
+    group_commit: let several commits share one write of the server's log to the disk. Others may then see a commit some
+    milliseconds before it is durable and acknowledged.
     """
 
     def __init__(self, dsn: str, driver: str = 'auto', schema: str | None = None,
@@ -83,7 +83,7 @@ class PostgreSQL(Address):
         return Session(self.driver, self.dsn)
 
     def first_session(self) -> Session:
-        """Return a session. ConfigurationError: there is none with this dsn."""
+        """Return a session. ConfigurationError: the dsn does not lead to a database."""
         self.driver.load()
         try:
             return self.session()
@@ -97,9 +97,9 @@ class PostgreSQL(Address):
 class MySQL(Address):
     """The database `db` of a MySQL or MariaDB server.
 
-    driver: mysqlclient or pymysql. ssl_mode: one of TLS_MODES, or None: verify_identity with ssl_ca, required
-    with ssl_cert, else preferred. host and the others: as the driver takes them; where they are None, what the file
-    read_default_file says, or else the driver's defaults.
+    driver: mysqlclient or pymysql. ssl_mode: one of TLS_MODES, or None: verify_identity with ssl_ca, required with
+    ssl_cert, else preferred. host and the others: as the driver takes them; None: as the file read_default_file says,
+    or else the driver's default.
     """
 
     def __init__(self, db: str, *, host: str | None = None, port: int | None = None, unix_socket: str | None = None,
@@ -134,7 +134,7 @@ class MySQL(Address):
         return Session(self.driver, self.settings)
 
     def first_session(self) -> Session:
-        """Return a session. ConfigurationError: there is none with these settings."""
+        """Return a session. ConfigurationError: the settings do not lead to a database."""
         self.driver.load()
         try:
             return self.session()
@@ -147,9 +147,9 @@ class MySQL(Address):
 
 
 class SQLite(Address):
-    """A database in `data_dir`, which is created if it is missing (not its parents).
+    """A database in the directory `data_dir`, which is created if it is missing (its parents are not).
 
-    pragmas: settings of SQLite, on top of relstore's own.
+    pragmas: settings of SQLite, in addition to relstore's own.
     """
 
     def __init__(self, data_dir: str, pragmas: Mapping[str, str] | None = None):
@@ -161,7 +161,7 @@ class SQLite(Address):
         for name, value in self.pragmas.items():
             if not re.fullmatch(r'\w+', name) or not re.fullmatch(r'[\w.-]+', value):
                 raise ConfigurationError(f'The pragma {name} = {value!r} is not a word or a number.')
-            if name.lower() == 'synchronous' and value.lower() not in SYNCHRONOUS:      # it would be taken for another
+            if name.lower() == 'synchronous' and value.lower() not in SYNCHRONOUS:      # SQLite takes it for another
                 raise ConfigurationError(f'The pragma synchronous is {value}: allowed is FULL, EXTRA, NORMAL or OFF.')
             if name.lower() == 'journal_mode' and value.lower() != 'wal':
                 raise ConfigurationError(f'The pragma journal_mode is {value}; leave it out, for relstore needs WAL.')

@@ -1,8 +1,8 @@
-"""Adapter: what databases do, each in its way; in standard SQL as far as they do the same.
+"""Adapter: the operations that databases do differently, in standard SQL where they can be done alike.
 
-An adapter has no state but its statements; each operation is given the session to use. A database's own module
-overrides what differs there, and says why. What is one statement everywhere, and one module's business, is not here:
-that module sends it.
+An adapter has no state but its statements; each operation is given the session to use. The module of a database
+overrides what differs there, and says why. A statement that is the same everywhere and that only one module needs is
+not here: that module sends it.
 """
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ from relstore.sessions.session import Row, Session
 log = logging.getLogger('relstore')
 
 MAX_TID = 2 ** 63 - 1
-# The largest oid that an object may bring along, and the largest tid of a transaction that is copied with it: 2^48 new
-# objects, and as many later transactions, still have room. A tid may lie in the future: later ones count on from it.
+# The largest oid that an object may bring along, and the largest tid of a transaction that is copied with its tid. That
+# leaves room for 2^48 new objects and as many transactions: if a tid lies in the future, later ones count on from it.
 LARGEST = 2 ** 63 - 2 ** 48
 
-# Rows that are read at a time, where all of the database is.
+# Rows that are read at a time by whatever reads all of the database.
 PAGE = 1000
 
 Revision = tuple[bytes | None, int]         # (state, tid); the state of a deleted object is None
-# (epoch, newest tid, how many sweeps have ended, newest tid up to the one asked about of which anything is left,
+# (epoch, newest tid, number of sweeps that have ended, newest tid up to the one asked about that has left anything,
 # [(oid, tid)] that changed since)
 Polled = tuple[str, int, int, int, list[tuple[int, int]]]
 PerhapsPolled = tuple[str | None, int, int, int, list[tuple[int, int]]]       # None: the database has no epoch
 
 
 class Adapter:
-    """One database, as whoever uses it sees it: told once what it is to be, it has looked at its server.
+    """One database in one history mode, to be written or not. It has looked at its server, and does not change.
 
     A new database needs
 
     * an Address (addresses.py), and a section in config.py and component.xml;
-    * its tables and its statements: sql/NAME_schema.sql, as far as sql/schema.sql is not right there, and sql/NAME.sql
-      with all that sql/common.sql has not, or not as it is said there;
-    * a PackLock (packlock.py), Rights (rights.py) if it has users, and Writers (writers.py) if RelStorage needs more
-      there than an index;
-    * a Commit (commits/base.py), its `commit_type`; and Chunks (chunks.py), if blobs are not rows there;
+    * its tables and statements: sql/NAME_schema.sql, for what sql/schema.sql does not say right, and sql/NAME.sql, for
+      what sql/common.sql lacks or does not say right;
+    * a PackLock (packlock.py); Rights (rights.py) if it has users; Writers (writers.py) if RelStorage needs more than
+      an index there;
+    * a Commit (commits/base.py), its `commit_type`; Chunks (chunks.py) if blobs are not rows there;
     * a driver, listed in sessions/drivers.py;
     * a subclass of this, alone in its module, with what follows.
 
@@ -71,32 +71,32 @@ class Adapter:
     """
     name = ''
     commit_type: type[AnyCommit]
-    # What a message to the server may hold; larger transactions are sent in pieces.
+    # How many bytes may a message to the server have? Larger transactions are sent in pieces.
     message_size = 4 * 1024 * 1024
-    # How long may the state of one object be?
+    # How many bytes may the state of one object have?
     largest_state = 0
-    # Does a load cost so little that to look for what could be fetched with it hardly pays?
+    # Does a load cost so little that reading ahead hardly pays?
     loads_are_cheap = False
-    # How much of a blob goes into a row of its own, where they are rows?
+    # If blobs are rows: how many bytes of a blob go into one row?
     blob_chunk_bytes = 1 << 20
-    # Seconds to leave to others between two large writes, where there is one lock for all who write.
+    # If there is one lock for all writers: how many seconds are left to others between two large writes?
     pause = 0.0
-    # How many objects may one transaction lock, before it had better keep all others out?
+    # How many objects may one transaction lock before it keeps all others out instead?
     most_locks = MAX_TID
-    # Sections of the schema that change a table which a site may be using.
+    # Which sections of the schema change a table that a site may be using, and what do they lock?
     site_locks: Mapping[str, Lock] = {}
-    # What a migration needs, where somebody would wait for it.
+    # What does a migration lock, if others would wait for it?
     migration_lock: Lock | None = None
-    # What becomes of the space of rows that were removed, and how does the disk get it back?
+    # What becomes of the space of removed rows, and how does the disk get it back?
     space = ''
 
     sql: Statements
 
     def __init__(self, keep_history: bool, read_only: bool):
         self.keep_history, self.read_only = keep_history, read_only
-        # Does a view hold a transaction open while it lasts? Where no history is kept, there is no other way.
+        # Does a view hold a transaction open while it lasts? Without history there is no other way.
         self.reads_in_snapshot = not keep_history
-        # May a session see a commit later than it was acknowledged? Where another server did it.
+        # May a session not see a commit yet that another server of the cluster has acknowledged?
         self.may_lag = False
         self.rights, self.writers = Rights(self), Writers(self)
         self.pack_lock, self.sweeps, self.chunks = PackLock(self), Sweeps(self), Chunks(self)
@@ -104,14 +104,14 @@ class Adapter:
     # Connect ------------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Learn what the server is, and how it is set up. ConfigurationError: it will not do. See Address.bind."""
+        """Learn what the server is and how it is set up; see Address.bind. ConfigurationError: it cannot be used."""
 
     def connect(self) -> Session:
         """Return a new session that knows the database's epoch."""
         raise NotImplementedError
 
     def bare_session(self) -> Session:
-        """Return a session that asks nothing of the tables."""
+        """Return a session that needs no tables."""
         raise NotImplementedError
 
     def prepare_schema(self, create: bool) -> None:
@@ -119,48 +119,48 @@ class Adapter:
         raise NotImplementedError
 
     def completion(self) -> AbstractContextManager[Completion]:
-        """Look at the database, which may be used meanwhile, for what it lacks; with a session for as long."""
+        """A Completion, with a session for as long as it is entered. Others may use the database meanwhile."""
         raise NotImplementedError
 
     def schema(self) -> dict[str, str]:
-        """Return the DDL of everything there should be, by the name of the relation whose absence it mends."""
+        """Return the DDL of all there should be, by the name of the relation that it creates."""
         raise NotImplementedError
 
     def begin_migration(self, session: Session, statements: Sequence[str], relations: set[str]) -> None:
-        """Within run_ddl: wait for those who have voted, and keep others from that; see migrations.py.
+        """Within run_ddl: wait for transactions that have voted, and let no others vote; see migrations.py.
 
-        statements: that will be run. relations: that are there. LockTimeout or Deadlock: it may be called again.
+        statements: what will be run. relations: what is there. LockTimeout or Deadlock: it may be called again.
         """
 
     def meta(self, session: Session) -> dict[str, str]:
-        """Return what relstore knows about the database: the version of its schema, and its random name."""
+        """Return what relstore has recorded about the database: among others its version and its random name."""
         return dict(session.all(self.sql.meta))
 
     def new_meta(self, relations: set[str]) -> dict[str, str]:
-        """Return what `meta` is to be for a new database, or for one that is adopted, which has `relations`.
+        """Return the first `meta` of a database that has `relations` so far.
 
-        Who writes is known where relstore makes the database. One that it finds RelStorage may still write to.
+        If relstore creates the database, only relstore writes. One that it adopts RelStorage may still write to.
         """
         meta = {'schema': str(VERSION), 'database': secrets.token_hex(8)}
         return meta if 'object_state' in relations else meta | {'writers': 'relstore', 'whole': '0'}
 
     def writes_alone(self, session: Session) -> bool:
-        """Whether only relstore writes. Whoever is to change that waits for those who rely on it."""
+        """Whether only relstore writes. Who changes that waits for the transactions that rely on it."""
         return self.meta(session).get('writers') == 'relstore'
 
     def relations(self, session: Session) -> set[str]:
-        """Return the names of the tables, views, functions and triggers that there are."""
+        """Return the names of the tables, views, functions and triggers that are there."""
         return {name for name, in session.all(self.sql.relations)}
 
     def columns(self, session: Session) -> dict[str, dict[str, str]]:
-        """Return the columns of the tables that there are: by table, the type of each by name."""
+        """Return the columns of the tables that are there: by table, the type of each by name."""
         columns: dict[str, dict[str, str]] = defaultdict(dict)
         for table, name, kind in session.all(self.sql.columns):
             columns[table][name] = str(kind).lower()
         return dict(columns)
 
     def changing_schema(self, session: Session, patience: float) -> AbstractContextManager[None]:
-        """A time in which no other process changes the schema. Unavailable: another has not ended with that yet."""
+        """Let no other process change the schema while this is entered. Unavailable: another one still does."""
         raise NotImplementedError
 
     def rehearse(self, session: Session, statements: Iterable[str]) -> None:
@@ -175,13 +175,13 @@ class Adapter:
         session.run(statement)
 
     def table_holders(self, session: Session, table: str, readers: bool) -> str:
-        """Return who uses a table, and has for longer than a try: readers too, or those alone who write."""
+        """Return who has been using a table for longer than a try. readers: whether those who only read count."""
         raise NotImplementedError
 
     # Read ---------------------------------------------------------------------------------------------------------
 
     def load_at(self, session: Session, oid: int, at: int) -> tuple[bytes | None, int, bytes | None] | None:
-        """Return (state, tid, references or None if they are not known) as a view at tid `at` sees the object."""
+        """Return (state, tid, references) as a view at tid `at` sees the object. References may be None: unknown."""
         return session.one(self.sql.load_at, (oid, at))
 
     def load_now(self, session: Session, oid: int) -> Revision | None:
@@ -202,9 +202,9 @@ class Adapter:
     def load_many(
         self, session: Session, oids: Sequence[int], at: int, largest: int
     ) -> list[tuple[int, bytes | None, int, bytes | None]]:
-        """Return (oid, state, tid, references) of those that a view at `at` sees.
+        """Return (oid, state, tid, references) of the objects that a view at `at` sees.
 
-        Of the first, whatever its size; of the others, if their states are not longer than `largest`.
+        The first one whatever its size; the others if their states have at most `largest` bytes.
         """
         return session.all(self.sql.load_many, (self.oid_list(oids), at, largest, oids[0]))
 
@@ -213,10 +213,10 @@ class Adapter:
         return None if row is None else row[0]
 
     def poll(self, session: Session, since: int, limit: int) -> Polled:
-        """Return what there is, and what changed after `since`: `limit` objects, or one more if they were too many.
+        """Return what changed after `since`, with the rest of Polled: `limit` objects, or one more if there are more.
 
-        With history an object may be listed for each of its changes; the newest counts.
-        Where reads_in_snapshot, the session then holds a snapshot of just that state.
+        With history an object may be listed once for each of its changes; the newest counts. If reads_in_snapshot, the
+        session holds a snapshot of exactly that state afterwards.
         """
         try:
             polled = self._poll(session, since, limit + 1)
@@ -233,7 +233,7 @@ class Adapter:
         return polled   # type: ignore[return-value]  # the epoch is there: mypy narrows no tuple
 
     def _poll(self, session: Session, since: int, limit: int) -> PerhapsPolled:
-        """As poll; the epoch may be None."""
+        """Do the same as poll; the epoch may be None."""
         raise NotImplementedError
 
     def last_tid(self, session: Session) -> int:
@@ -253,7 +253,7 @@ class Adapter:
         raise NotImplementedError
 
     def end_epoch(self, session: Session, epoch: str) -> None:
-        """Give the database another epoch, if this is the one that it has still. Ends a transaction of the session."""
+        """Give the database another epoch if it still has this one. Ends the session's transaction."""
         session.rollback()
         session.run(self.sql.renew_epoch, (secrets.token_hex(8), epoch.partition('.')[0]))
 
@@ -262,16 +262,16 @@ class Adapter:
         return epoch
 
     def is_learnt_late(self, old: str, new: str) -> bool:
-        """Whether processes that know the old epoch may learn of the new one some time after others have."""
+        """Whether some processes that know the old epoch may learn of the new one later than others."""
         return False
 
     def stands(self, session: Session, tid: int) -> int:
-        """Return the newest transaction up to this one that has left anything; 0 if there is none."""
+        """Return the newest tid up to this one of which anything is left; 0 if there is none."""
         [[stands]] = session.all(self.sql.stands, (tid,))
         return stands
 
     def current_tids(self, session: Session, oids: Iterable[int]) -> dict[int, int | None]:
-        """Return what is current of each object; None of those that are gone."""
+        """Return the current tid of each object; None if it is deleted."""
         return dict(session.all(self.sql.current_tids, (self.oid_list(oids),)))
 
     # Commit -------------------------------------------------------------------------------------------------------
@@ -281,24 +281,24 @@ class Adapter:
         raise NotImplementedError
 
     def reserve_oids(self, session: Session, oid: int) -> None:
-        """See to it that `oid` and smaller ones are never handed out as new. Never lets the count go back."""
+        """Never hand out `oid` or a smaller one as new from now on. The counter never goes back."""
         raise NotImplementedError
 
     # Pack: see pack.py --------------------------------------------------------------------------------------------
 
-    # A revision here is (oid, tid, references or None, state or None, whether it is a deletion). The state is there
-    # where the references are not known, unless it is large.
+    # A revision here is (oid, tid, references or None, state or None, whether it is a deletion). If the references are
+    # not known, the state is there, unless it is large.
 
     def begin_snapshot(self, session: Session) -> int:
         """Begin a transaction that sees one state of the database; return its newest tid.
 
-        It may be idle as long as it lasts, as far as the server lets a session say so. The session is for nothing else.
+        The session is used for nothing else. It may be idle for any time, if the server lets a session ask for that.
         """
         session.results(self.sql.begin_snapshot)
         return self.last_tid(session)
 
     def revisions(self, session: Session, references: bool) -> Iterator[list[Row]]:
-        """Yield pages of all revisions. Without references the third is None, and no state comes either."""
+        """Yield pages of all revisions. references: if False, the references and states are None."""
         sql = self.sql.revisions if references else self.sql.revisions_only
         page = [(-1, -1)]
         while page:
@@ -316,7 +316,7 @@ class Adapter:
         session.many(self.sql.save_references, rows)
 
     def writing(self, session: Session) -> AbstractContextManager[None]:
-        """One transaction of several statements, unless the session is in one, where each alone would wait in turn."""
+        """Make one transaction of several statements if each alone would have to wait; unless the session is in one."""
         return nullcontext()
 
     def add_garbage(self, session: Session, rows: Sequence[tuple[int, int, int, int, int]]) -> None:
@@ -332,16 +332,16 @@ class Adapter:
         return 'another transaction'
 
     def conflict_with_commits(self, session: Session) -> None:
-        """Within a transaction of lock_votes: let no commit of another server succeed that has not seen this one."""
+        """Within lock_votes: let no commit on another server succeed that has not seen this transaction."""
 
     def sweep(self, session: Session, pack_id: int, after: int, upto: int) -> tuple[int, int]:
-        """Remove what is to go of the objects after one and up to another; return (states, their bytes)."""
+        """Remove what goes of the objects after `after` up to `upto`; return (number of states, their bytes)."""
         raise NotImplementedError
 
     def forget_transactions(self, session: Session, after: int, upto: int, named: bool) -> int:
-        """Remove the transactions that have no state left, and mark the others as packed; return how many went.
+        """Remove transactions that have no state left, and mark the others as packed; return how many were removed.
 
-        named: there is a foreign key, so those stay that a state which is left has replaced.
+        named: a foreign key names transactions, so one stays as long as a state names it as the one it replaced.
         """
         raise NotImplementedError
 
@@ -361,9 +361,9 @@ class Adapter:
     # Phrases ------------------------------------------------------------------------------------------------------
 
     def oid_list(self, oids: Iterable[int]) -> str:
-        """Return the parameter that stands for the macro {oids}."""
+        """Return the value of the parameter in the macro {oids}."""
         return str([*oids])
 
     def revision_list(self, revisions: Sequence[tuple[int, int]]) -> str:
-        """Return the parameter that stands for the macro {revisions}."""
+        """Return the value of the parameter in the macro {revisions}."""
         return json.dumps(revisions)

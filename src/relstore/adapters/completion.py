@@ -1,8 +1,8 @@
-"""Bringing a database up to what `Adapter.schema()` says, while a site may be using it.
+"""Completion: creates what `Adapter.schema()` lists and the database lacks, while a site may be using it.
 
-What changes a table that is there needs a lock that keeps the site out, however short the change is; so each such
-change is a step of its own, and comes first: see `patience`. The rest is new, and made in one transaction, where the
-database has that. Interrupted after any step, the next run goes on: what is missing is looked up anew before each.
+A change of an existing table needs a lock that keeps the site out, however short the change is. So each such change is
+a step of its own, and these come first: see `patience`. Everything else is new, and is made in one transaction, if the
+database can do that for tables. What is missing is looked up before each step, so an interrupted run can be repeated.
 """
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ log = logging.getLogger('relstore')
 # Between two warnings that somebody is in the way.
 WARN_EVERY_SECONDS = 30.0
 
-# What there may be without: RelStorage's tables lack some of these.
+# A table is relstore's without these, too: RelStorage's tables lack some of them.
 OPTIONAL = {'is_empty', 'refs', 'data_tid', 'refs_tid'}
-# What both modes have, and what is there with history alone.
+# Columns that both history modes have, and one that only history-preserving databases have.
 OBJECT_STATE, WITH_HISTORY = {'zoid', 'tid', 'state_size', 'state'}, 'prev_tid'
 
 _TABLE = re.compile(r'\bCREATE (?:\w+ )?TABLE (?:IF NOT EXISTS )?\S+ \(')
@@ -39,7 +39,7 @@ _NO_COLUMN = {'CONSTRAINT', 'PRIMARY', 'FOREIGN', 'INDEX'}
 
 @dataclass(frozen=True)
 class Lock:
-    """What is held while a table that a site uses is changed."""
+    """The lock that is held while a table that a site uses is changed."""
     table: str
     mode: str
     stops: str              # whom
@@ -48,16 +48,16 @@ class Lock:
 
 @dataclass(frozen=True)
 class Step:
-    """Some of what is missing."""
+    """A part of what is missing."""
     names: tuple[str, ...]          # as in schema()
     statements: tuple[str, ...]
-    lock: Lock | None               # None: it locks nothing that RelStorage uses, and nobody waits for it
-    version: int | None = None      # which the tables have afterwards, where this is a migration
+    lock: Lock | None               # None: it locks nothing that a site uses
+    version: int | None = None      # of a migration: the version that the tables have afterwards
 
 
 @dataclass(frozen=True)
 class Done:
-    """A step that was made. longest: seconds of the longest try; nobody can have waited longer for it."""
+    """A step that was done. longest: how long the longest try took, in seconds; nobody waited longer for it."""
     step: Step
     tries: int
     seconds: float
@@ -65,7 +65,7 @@ class Done:
 
 
 class Completion:
-    """What is missing in one database, and how it gets there."""
+    """Finds out what one database lacks, and creates it."""
 
     def __init__(self, adapter: Adapter, session: Session, patience: float | None = None):
         self.session = session
@@ -74,13 +74,13 @@ class Completion:
         self._warned = 0.0
 
     def run(self, create: bool) -> None:
-        """Make all that is missing, or refuse: ConfigurationError says why, LockTimeout who was in the way."""
+        """Create what is missing. ConfigurationError: that is not allowed. LockTimeout says who was in the way."""
         if self.refuse_unless_allowed(create):
             while done := self.run_next():
                 log.info('%s has %s now.', self._adapter, ', '.join(done.step.names))
 
     def refuse_unless_allowed(self, create: bool) -> bool:
-        """Return whether anything is missing; ConfigurationError if it is, and may not be made."""
+        """Return whether anything is missing. ConfigurationError: it is, and may not be created."""
         missing = self.missing()
         if missing and not (create and not self._adapter.read_only):
             why = 'the storage is read-only' if self._adapter.read_only else 'create-schema is false'
@@ -95,18 +95,18 @@ class Completion:
         return [*map(_version_name, self._look()), *self._absent]
 
     def _inventory(self) -> str:
-        """Find out what is there; return of which version it says it is, '' where it does not."""
+        """Find out what is there; return the version that it says it has, or ''."""
         self._relations = self._adapter.relations(self.session)
         version = self._adapter.meta(self.session).get('schema', '') if 'relstore_meta' in self._relations else ''
         self._columns = self._adapter.columns(self.session)
         return version
 
     def _look(self) -> list[int]:
-        """Find out what is there and what is missing; return the versions that the tables have yet to become."""
+        """Find out what is there and what is missing; return the versions whose migrations are still to be run."""
         adapter = self._adapter
         schema, meta = adapter.schema(), self._inventory()
         is_whole = meta == str(migrations.VERSION) and schema.keys() - self._relations <= {'refs'}
-        # Else what was seen may be of before and after a change.
+        # Otherwise a part may have been read before a change, and a part after it.
         while not is_whole and (before := meta) != (meta := self._inventory()):
             log.info('%s: its tables are being changed from version %s to %s.', adapter, before, meta)
         columns = self._columns
@@ -127,7 +127,7 @@ class Completion:
         return versions
 
     def steps(self) -> list[Step]:
-        """Return how what is missing will be made."""
+        """Return the steps that create what is missing."""
         schema = self._adapter.schema()
         steps = [self._migration(number) for number in self._look()]
         missing, rest = self._absent, list(self._absent)
@@ -146,7 +146,7 @@ class Completion:
         return Step((_version_name(number),), tuple(statements), self._adapter.migration_lock, number)
 
     def run_next(self) -> Done | None:
-        """Make the next step; None: nothing is missing. LockTimeout says who was in the way."""
+        """Do the next step; None: nothing is missing. LockTimeout says who was in the way."""
         adapter = self._adapter
         with adapter.changing_schema(self.session, self.patience):
             steps = self.steps()            # another process may have been quicker
@@ -164,7 +164,7 @@ class Completion:
 
     @contextmanager
     def _without_packs(self, step: Step) -> Iterator[None]:
-        """While this is entered nobody packs, if the step is a migration. Unavailable: somebody does."""
+        """If the step is a migration, keep packs out while this is entered. Unavailable: somebody is packing."""
         if not step.version:
             yield
             return
@@ -200,7 +200,7 @@ class Completion:
             log.warning('%s; it is tried again, with pauses, for %d s.', self._in_the_way(step), self.patience)
 
     def _check_mode(self, columns: Mapping[str, Mapping[str, str]]) -> None:
-        """By what is ours: others may have a table called transaction."""
+        """Look at object_state only: other programs may have a table called transaction."""
         if 'object_state' not in columns:
             return
         self._check_shape('object_state', columns['object_state'], OBJECT_STATE)
@@ -224,7 +224,7 @@ def _version_name(number: int) -> str:
 
 
 def columns_of(ddl: str) -> set[str]:
-    """Return the columns of the table that a section of a schema file makes; of a sequence what tells it."""
+    """Return the columns of the table that a section of a schema file creates; of a sequence, a column that it has."""
     if 'CREATE SEQUENCE' in ddl:
         return {'is_called'}
     found = _TABLE.search(ddl)
@@ -232,5 +232,5 @@ def columns_of(ddl: str) -> set[str]:
         return set()
     text, count = ddl[found.end():], 1
     while count:
-        text, count = re.subn(r'\([^()]*\)', '', text)      # from within: what is left ends with the table's own
+        text, count = re.subn(r'\([^()]*\)', '', text)      # innermost first, until only the table's own are left
     return {item.split()[0] for item in text.partition(')')[0].split(',')} - _NO_COLUMN

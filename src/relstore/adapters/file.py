@@ -1,15 +1,15 @@
 """File: which file bears the name of an SQLite database, and which one a session has open.
 
-A backup may be renamed into the place of the file while sessions have it open. They would go on with the file that was
-deleted, and what they commit would be gone with it. So each poll and each vote compares what the session has open with
-what bears the name: device and inode, which nobody else can have while the session is open.
+A backup may be renamed into the place of the file while sessions have it open. They would go on with the deleted
+file, and what they commit would be lost with it. So each poll and each vote compares the file that the session has open
+with the one that bears the name: by device and inode, which no other file can have while the session is open.
 
-Two things make it worse, because SQLite finds what belongs to a database by its name alone:
+SQLite makes it worse, because it finds the files that belong to a database by name only:
 
-* The last connection that is closed removes the write-ahead log that bears the name: by then, that of the new file,
-  with commits in it. So a connection to a file that was replaced is never closed, not even when the process ends.
-* The log and its index that are left of the old file would be taken for those of the new one, and their pages mixed. A
-  process that knows them as those of the old file does not open the new one. One that was started since cannot know.
+* The last connection to be closed removes the write-ahead log that bears the name. By then that is the log of the new
+  file, with commits in it. So a connection to a replaced file is never closed, not even when the process ends.
+* If the old file's log and index are left, they are taken for those of the new file, and pages are mixed. A process
+  that knows them as those of the old file does not open the new one. A process that was started later cannot know.
 """
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class File:
 
     def __init__(self, path: Path):
         self.path, self._name = path, str(path)
-        self._beside: dict[str, set[str]] = {}      # by file: what lay beside it
+        self._beside: dict[str, set[str]] = {}      # by file: the log and index that lay beside it
 
     def now(self) -> str:
-        """Return what tells the file that bears the name from any other, as long as somebody has that one open."""
+        """Return an identity of the file that bears the name. No other file can have it while the file is open."""
         try:
             return _identity(self.path)
         except OSError as e:
             raise Unavailable(f'The database {self.path} is not there: {e.strerror}.') from e
 
     def about_to_open(self) -> str:
-        """Return the file; Unavailable if what lies beside it belongs to one that it has replaced."""
+        """Return the file. Unavailable: what lies beside it belongs to a file that it has replaced."""
         file, beside = self.now(), self._lies_beside()
         for other, theirs in self._beside.items():
             if other != file and beside & theirs:
@@ -52,9 +52,9 @@ class File:
         return file
 
     def opened(self, session: FileSession) -> None:
-        """Remember what lies beside the file, once the session has read from it.
+        """Remember what lies beside the file, after the session has read from it.
 
-        Each time: the log is another one when nobody had the file open in between.
+        Each session does, because the log is a new one if nobody had the file open in between.
         """
         beside = self._lies_beside()
         if not self.is_replaced(session):
@@ -74,7 +74,7 @@ class File:
             return True
 
     def compare(self, session: FileSession) -> None:
-        """Disconnected if the session has another file open than the one that bears the name."""
+        """Disconnected: the session has another file open than the one that bears the name."""
         try:
             status = os.stat(self._name)
             same = session.file == f'.{status.st_dev}.{status.st_ino}'      # as _identity

@@ -1,4 +1,4 @@
-"""FileSession: a connection to an SQLite file, with its place in the queue of those who write to it."""
+"""FileSession: a connection to an SQLite file, with its place in the queue of writers."""
 from __future__ import annotations
 
 import ctypes
@@ -14,22 +14,22 @@ from relstore.errors import LockTimeout, StorageError
 from relstore.sessions.driver import Driver
 from relstore.sessions.session import Row, Session, execute
 
-# Whether SQLite waits by itself where something is busy.
+# Whether SQLite itself waits for a lock.
 IMPATIENT, PATIENT = 'PRAGMA busy_timeout = 0', 'PRAGMA busy_timeout = {}'
 # Between two tries to get the lock for writers: half of it makes all slower, twice as much some.
 LONGEST_PAUSE_SECONDS = 0.004
 
 
 class FileSession(Session):
-    """A session whose turn to write ends with the transaction that it was for.
+    """A session whose turn to write ends with its transaction.
 
-    patience: seconds to wait for what is not the lock for writers: a checkpoint, a recovery. place: the file that the
-    adapter's sessions have open, where this is one of them. `file` is what that was when this was opened.
+    patience: seconds to wait for anything but the lock for writers: a checkpoint, a recovery. place: the database's
+    File, if the session is one of the adapter's. `file` is the identity of that file when the session was opened.
     """
 
     def __init__(self, driver: Driver, uri: str, patience: float, queue: Queue, place: File | None = None):
         self._queue, self._place = queue, place
-        self.file = place.about_to_open() if place else ''      # should it be replaced just now, a poll tells
+        self.file = place.about_to_open() if place else ''      # if it is replaced at this moment, a poll notices
         self._patient = PATIENT.format(int(patience * 1000))
         super().__init__(driver, uri, patience)
 
@@ -39,7 +39,7 @@ class FileSession(Session):
             self.wait_to_write(begin, timeout)
 
     def try_to_write(self, begin: str, then: Sequence[tuple[str, Sequence[Any]]] = ()) -> list[Row] | None:
-        """Begin it and run more statements, and return the rows of the last; None if the lock is not free."""
+        """Begin a transaction and run more statements; return the rows of the last. None: the lock is not free."""
         try:
             if self._queue.take(self, 0):
                 return self.series([(IMPATIENT, ()), (begin, ()), (self._patient, ()), *then])
@@ -55,9 +55,8 @@ class FileSession(Session):
     def wait_to_write(self, begin: str, timeout: float) -> float:
         """Begin it when the lock can be had; return the seconds that it took. LockTimeout after `timeout` seconds.
 
-        The lock may be taken though it is our turn, by somebody who is not in the queue: then try again and again.
-        Where SQLite itself waits, whoever has waited sleeps longer and longer, up to 100 ms, while others come and
-        go.
+        The lock may be taken although it is our turn, by a writer that is not in the queue: then try again and again.
+        SQLite's own waiting is not used, because it sleeps longer and longer, up to 100 ms, while others come and go.
         """
         began = time.monotonic()
         self.run(IMPATIENT)
@@ -81,7 +80,7 @@ class FileSession(Session):
             super().run(begin)
         except LockTimeout:
             return False
-        super().rollback()      # of the turn nothing has come yet
+        super().rollback()      # the turn has not come yet
         return True
 
     def run(self, sql: str, parameters: Sequence[Any] = ()) -> int:

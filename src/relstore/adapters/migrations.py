@@ -1,21 +1,20 @@
-"""Migrations: how relstore's own tables of one version become those of the next.
+"""Migrations: change relstore's own tables from one version to the next.
 
-`schema` in relstore_meta says which version they are. A migration is sql/migrations/NNNN.sql, where NNNN is the version
-that it makes, with an overlay NNNN_DATABASE.sql for what one database says otherwise. As in the schema a section is run
-when what it names is missing, a relation or `table.column`; one that is named `(relation)` is run each time, where that
-is there. So a migration that was interrupted goes on where it was, on a server that commits each change by itself. It
-changes tables; new ones are made by completion, after it.
+The row `schema` of relstore_meta has their version. The migration to version NNNN is sql/migrations/NNNN.sql; an
+overlay NNNN_DATABASE.sql replaces what differs on one database. As in a schema file, a section is run if what it names
+is missing: a relation, or `table.column`. One that is named `(relation)` is always run if that relation is there. So a
+migration can be resumed on servers that commit each change by itself. It changes tables; new ones are created
+afterwards, by completion.
 
 An older relstore may be running meanwhile. What could interleave:
 
-* A transaction that has voted: it is waited for, by a lock on relstore_sweep, which every vote has read.
-* A pack, or a copy: they have the lock of packs, so this is refused until they have ended. Who takes that lock
-  afterwards looks at the version.
-* A poll or a vote: the epoch contains the version, or `to NNNN` as long as a migration is under way where others see
-  it. So nobody votes who has not polled since, and who learns of another epoch looks at the version. That is a row in
-  the database, so it goes to replicas and to other nodes of a cluster, and is there where somebody has run the
-  statements by hand.
-* Who opens the database looks at the version once more after it has learnt the epoch.
+* A transaction has voted: the migration waits for it, by a lock on relstore_sweep, which every vote has read.
+* A pack or a copy is under way: it has the lock of packs, so the migration is refused until it has ended. Whoever takes
+  that lock later looks at the version.
+* A poll or a vote: the epoch contains the version, or `to NNNN` as long as others can see an unfinished migration. So
+  nobody can vote without a new poll, and whoever learns of a new epoch looks at the version. It is a row of the
+  database, so it reaches replicas and other nodes of a cluster, and it is there if the statements were run by hand.
+* A process opens the database: it looks at the version once more after it has learnt the epoch.
 """
 from __future__ import annotations
 
@@ -31,15 +30,15 @@ if TYPE_CHECKING:
     from relstore.adapters.base import Adapter
 
 VERSION = 2
-_SCHEMA = re.compile(r'(to )?(\d+)')       # of the row `schema`: to, as long as it is not reached
+_SCHEMA = re.compile(r'(to )?(\d+)')       # the value of `schema`; `to`: the migration has not ended
 
 Columns = Mapping[str, Mapping[str, str]]       # by table: the type of each, by name
 
 
 def texts(database: str, number: int, keep_history: bool) -> dict[str, str]:
-    """Return the sections of a migration by name; the last says which version the tables are now.
+    """Return the sections of a migration by name; the last one records the new version.
 
-    database: as in the name of an overlay, and of an adapter.
+    database: the name of the adapter, which is part of an overlay's name.
     """
     overlay = f'migrations/{number:04}_{database}.sql'
     sections = dict(read(f'migrations/{number:04}.sql', keep_history))
@@ -57,12 +56,12 @@ def ends(number: int) -> dict[str, str]:
 
 
 def sections(adapter: Adapter, number: int) -> dict[str, str]:
-    """Return the SQL that makes tables of one version less those of this version."""
+    """Return the SQL of the migration to a version."""
     return adapter.sql.expanded(texts(adapter.name, number, adapter.keep_history))
 
 
 def missing(adapter: Adapter, number: int, relations: set[str], columns: Columns) -> dict[str, str]:
-    """Return those sections of a migration that are to run."""
+    """Return the sections of a migration that have to be run."""
     return {name: text for name, text in sections(adapter, number).items() if _is_to_run(name, relations, columns)}
 
 
@@ -70,7 +69,7 @@ def _is_to_run(name: str, relations: set[str], columns: Columns) -> bool:
     table, _, column = name.partition('.')
     if column:
         return table in relations and column not in columns.get(table, {})
-    if 'relstore_meta' not in relations:        # they were never finished: what rows there are say nothing
+    if 'relstore_meta' not in relations:        # it is filled last: without it the tables were never finished
         return False
     if name.startswith('('):
         return name[1:].partition(')')[0] in relations
@@ -78,7 +77,7 @@ def _is_to_run(name: str, relations: set[str], columns: Columns) -> bool:
 
 
 def pending(adapter: Adapter, meta: Mapping[str, str]) -> range:
-    """Return the versions that the tables have yet to become, in order. ConfigurationError: they are of a later one."""
+    """Return the versions to migrate to, in order. ConfigurationError: the tables have a later version."""
     found = _SCHEMA.fullmatch(meta.get('schema', ''))
     if found is None or int(found[2]) > VERSION:
         raise ConfigurationError(f'{adapter} has version {found[2] if found else "?"} of the tables and this relstore '
@@ -87,7 +86,7 @@ def pending(adapter: Adapter, meta: Mapping[str, str]) -> range:
 
 
 def refuse_another_version(adapter: Adapter, meta: Mapping[str, str]) -> None:
-    """ConfigurationError if the tables have become those of another version since they were opened."""
+    """ConfigurationError: the tables were changed to another version since they were opened."""
     if 'schema' not in meta:
         raise Unavailable(f'{adapter} does not say which version its tables have; is it being restored?')
     if meta['schema'] != str(VERSION):

@@ -1,9 +1,9 @@
 """MySQL and MariaDB, through mysqlclient or PyMySQL.
 
-What differs: each phase of a commit is one message of several statements, and the client compares. Objects are locked
-by their rows. What does not fit into one message (max_allowed_packet) goes ahead, in pieces, into a temporary table.
-Statements that define tables commit by themselves. Between client and server there is no pooler that would swap
-sessions in the middle of a transaction, so a session may be told something when it begins.
+What differs: each phase of a commit is one message of several statements, and the client does the comparing. Objects
+are locked by their rows. What does not fit into one message (max_allowed_packet) is sent before, in pieces, into a
+temporary table. Statements that change tables commit by themselves. No pooler gives a client another session in the
+middle of its work, so a session can be set up once, when it begins.
 """
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class MySQLAdapter(Adapter):
         self.rights, self.pack_lock = RightsOnMySQL(self), PackLockOnMySQL(self)
         self._address, self._driver = address, address.driver
         self.epoch_table = EpochTable()
-        self._spare: Session | None = None      # what has looked at the server, for the next
+        self._spare: Session | None = None      # the session that has looked at the server, for the next connect()
         self._use_server(server)
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class MySQLAdapter(Adapter):
         self.product, self.packet = server.product, server.packet
         self.logs_whole_rows = server.logs_whole_rows
         self.chunks.longest_row = self.packet // 2
-        self.may_lag = server.in_cluster        # a node may not have applied yet what another has committed
+        self.may_lag = server.in_cluster        # a node may not have applied what another one has committed
         keeps, maria = self.keep_history, server.product == 'MariaDB'
         self._tables = Tables(
             id='BIGINT', integer='SIGNED', bytes='LONGBLOB', chunk='LONGBLOB', bool='BOOLEAN', no='FALSE',
@@ -94,9 +94,9 @@ class MySQLAdapter(Adapter):
         return self.sql.expanded(self.raw_schema())
 
     def begin_migration(self, session: Session, statements: Sequence[str], relations: set[str]) -> None:
-        """Nothing can be undone here, and each change is seen at once: so all that can fail comes first.
+        """Do first what can fail: a change cannot be undone here, and others see it at once.
 
-        Who has voted, or has a view, keeps these locks from us until then. They last until changing_schema ends.
+        These locks wait for transactions that have voted, and for views. They last until changing_schema ends.
         """
         changed = [match.groups() for match in map(_CHANGED.match, statements) if match]
         tables = {'relstore_sweep'} & relations | {name for _, name in changed}
@@ -114,7 +114,7 @@ class MySQLAdapter(Adapter):
         try:
             server = look_at(session, self.sql, self.read_only)
             self._use_server(server)
-            session.results(self.sql.begin_session)     # now with what only some servers have
+            session.results(self.sql.begin_session)     # again, with the settings of this server
         except BaseException:
             session.close()
             raise
@@ -168,11 +168,11 @@ class MySQLAdapter(Adapter):
             session.close()
 
     def rehearse(self, session: Session, statements: Iterable[str]) -> None:
-        """Nothing can be undone here, so what lacks a right is not to begin."""
+        """Try the rights first, because what has begun cannot be undone here."""
         text = '\n'.join(statements)
         for words, sql in (('CREATE TABLE', self.sql.may_create_table), ('REFERENCES', self.sql.may_refer),
                            ('CREATE TABLE', self.sql.may_fill), ('CREATE VIEW', self.sql.may_create_view)):
-            with suppress(DatabaseError):       # as it is to
+            with suppress(DatabaseError):       # it fails on purpose; NotAllowed is none of these
                 if words in text:
                     session.run(sql)
 
@@ -184,7 +184,7 @@ class MySQLAdapter(Adapter):
                                          'ENGINE=InnoDB).')
 
     def relations(self, session: Session) -> set[str]:
-        """relstore_meta counts when it is filled: its rows are the last that are written. So does relstore_sweep."""
+        """relstore_meta and relstore_sweep count only if they are filled: their rows are the last to be written."""
         relations = super().relations(session)
         if 'relstore_sweep' in relations and session.one(self.sql.has_sweep) is None:
             relations.remove('relstore_sweep')
@@ -194,7 +194,7 @@ class MySQLAdapter(Adapter):
 
     @contextmanager
     def changing_schema(self, session: Session, patience: float) -> Iterator[None]:
-        """Nothing can be undone here, so all of it can be repeated: see mysql_schema.sql."""
+        """Nothing can be undone here. So everything can be repeated: see mysql_schema.sql."""
         [[alone]] = session.all(self.sql.lock_schema, (math.ceil(patience),))
         if not alone:
             raise Unavailable(f'{self} is being changed by another process, which has not ended within {patience:g} s.')
@@ -206,7 +206,7 @@ class MySQLAdapter(Adapter):
                 session.results(self.sql.unlock_schema)
 
     def define(self, session: Session, statement: str) -> None:
-        """At once, if the server can; else it copies the table."""
+        """Change a table in place, if the server can; else let it copy the table."""
         try:
             session.run(statement)
         except DatabaseError as e:
@@ -217,7 +217,7 @@ class MySQLAdapter(Adapter):
             session.run(statement.replace(AT_ONCE, ''))
 
     def table_holders(self, session: Session, table: str, readers: bool) -> str:
-        """Or who may be in the way: not everybody may see it, and MariaDB tells it by its plugin METADATA_LOCK_INFO."""
+        """Return who may be in the way, if this user may not see who is, or MariaDB lacks its METADATA_LOCK_INFO."""
         for sql, parameters in (self.sql.table_holders, (table,)), (self.sql.open_transactions, ()):
             with suppress(ConfigurationError, DatabaseError):
                 rows = session.all(sql, parameters)
@@ -229,7 +229,7 @@ class MySQLAdapter(Adapter):
         return holder(self, session, SOME_OBJECTS)
 
     def epoch(self, session: Session) -> str:
-        """There is always a row: without a value, where the table is empty."""
+        """Return the epoch; an empty table yields one row, without a value."""
         [[epoch]] = session.all(self.sql.epoch)
         if epoch is None:
             self.renew_epoch(session)
@@ -237,18 +237,18 @@ class MySQLAdapter(Adapter):
         return f'{epoch}.{made(session.all(self.sql.made))}'
 
     def lasting(self, epoch: str) -> str:
-        """Nothing of it does: the value is gone when the server is stopped, and a server may get another name."""
+        """Nothing of it lasts: the value is gone when the server is stopped, and a server may get another name."""
         return ''
 
     def is_learnt_late(self, old: str, new: str) -> bool:
-        """A table that was made anew, with the old value in it, is seen by each process at its next look."""
+        """If the table was created anew with the old value, each process notices at its next look."""
         return old.rpartition('.')[0] == new.rpartition('.')[0]
 
     def renew_epoch(self, session: Session) -> None:
         session.run(self.sql.new_epoch, (secrets.token_hex(8),))
 
     def end_epoch(self, session: Session, epoch: str) -> None:
-        """The next poll looks at when the table was made: else the vote after it might be the first to, and refuse."""
+        """Let the next poll look when the table was created: else the vote after it might be the first, and refuse."""
         self.epoch_table.look_soon()
         super().end_epoch(session, epoch)
 
@@ -263,7 +263,7 @@ class MySQLAdapter(Adapter):
     # Read ---------------------------------------------------------------------------------------------------------
 
     def _poll(self, session: Session, since: int, limit: int) -> PerhapsPolled:
-        """One message, also where a snapshot begins with it."""
+        """Send one message, which begins the snapshot, too."""
         table = self.epoch_table
         look = table.is_time_to_look()
         sql = f'{self.sql.made};\n{self.sql.poll}' if look else self.sql.poll
@@ -286,11 +286,11 @@ class MySQLAdapter(Adapter):
         return tid
 
     def _whole(self, session: Session, sql: str, parameters: Sequence[Any], column: int) -> list[list[Row]]:
-        """Run statements of which the last reads from a new view that lacks nothing; return the rows of each.
+        """Run statements, the last of which reads from a new view that lacks nothing; return the rows of each.
 
-        MariaDB looks through the open transactions one by one to make a view, and meanwhile some are committed: it may
-        show a transaction, and not the one before. But it shows what an earlier view did, with all before that. So if
-        the newest tid, in this column, is the one that was seen just before, nothing is missing; else: once more.
+        MariaDB creates a view by looking through the open transactions one by one. Some commit meanwhile, so a view may
+        show a transaction without the one before it. But it shows all that an earlier view showed, and all before that.
+        So nothing is missing if the newest tid, in this column, was seen just before; else this is repeated.
         """
         if self.product == 'MySQL':
             return session.results(sql, parameters)
@@ -303,9 +303,9 @@ class MySQLAdapter(Adapter):
     def load_many(
         self, session: Session, oids: Sequence[int], at: int, largest: int
     ) -> list[tuple[int, bytes | None, int, bytes | None]]:
-        """Nearly always it is the current revision that is seen; the others are asked for one by one, in one message.
+        """Load current revisions first, which nearly always suffice; then older ones, one by one, in one message.
 
-        As one statement it would be a subquery for each object, or read all their revisions.
+        A single statement would be a subquery for each object, or would read all revisions.
         """
         rows = session.all(self.sql.load_many, (self.oid_list(oids), at, largest, oids[0]))
         changed = [oid for oid, _, tid, _ in rows if tid is None]
@@ -316,7 +316,7 @@ class MySQLAdapter(Adapter):
         return rows
 
     def load_serials(self, session: Session, revisions: Sequence[tuple[int, int]]) -> dict[int, bytes | None]:
-        """In few messages."""
+        """Send few messages for all."""
         results = send(session, [(self.sql.load_serial, revision) for revision in revisions])
         return {oid: rows[0][0] for (oid, _), rows in zip(revisions, results, strict=True) if rows}
 
@@ -339,21 +339,21 @@ class MySQLAdapter(Adapter):
             session.run(with_rows(self.sql.add_garbage, len(some)), list(chain.from_iterable(some)))
 
     def changes(self, session: Session, tid: int, oid: int, size: int) -> list[Row]:
-        """Not those after the newest that an earlier view has shown: some may be missing among them, see `_whole`."""
+        """Leave out what is newer than an earlier view has shown: some of it may be missing, see `_whole`."""
         newest = self.last_tid(session)
         return [row for row in super().changes(session, tid, oid, size) if row[1] <= newest]
 
     def lock_votes(self, session: Session, timeout: float) -> None:
-        """Less than a second nobody can wait here, and others wait behind: then not at all."""
+        """Do not wait at all if it is for less than a second, which the server cannot do: others would wait behind."""
         if timeout < 1:
             session.results(self.sql.lock_votes_at_once)
         else:
             session.results(self.sql.lock_votes, (math.ceil(timeout),))
 
     def conflict_with_commits(self, session: Session) -> None:
-        """In a cluster others may be between vote and finish on another server, and their locks are not seen here.
+        """In a cluster, transactions may have voted on another server, and their locks are not seen here.
 
-        All commits write one row there, so those that this has not seen, and that have not seen it, fail: or it.
+        All commits of a cluster write one row. So if neither has seen the other, one of the two fails.
         """
         if self.may_lag:
             session.run(self._tables['write_in_order'])
@@ -375,12 +375,12 @@ class MySQLAdapter(Adapter):
         return count
 
     def size(self, session: Session) -> int:
-        """As the server's statistics have it: within a tenth, some seconds later."""
+        """Return what the server's statistics say: within a tenth, some seconds old."""
         [[size]] = session.script(self.sql.size)
         return size
 
     def zap_all(self, session: Session) -> None:
-        """The epoch and the counter of oids are no part of a transaction, so they come last."""
+        """Do the epoch and the counter of oids last: they are not part of the transaction."""
         try:
             session.results(self.sql.zap)
         finally:

@@ -1,4 +1,4 @@
-"""Messages to MySQL and MariaDB: statements of which several are sent at once, and lists that may be long."""
+"""Messages to MySQL and MariaDB: several statements in one, and long lists in parts."""
 from __future__ import annotations
 
 import re
@@ -11,10 +11,10 @@ from relstore.sessions.statement import arranged
 
 Statement = tuple[str, Sequence[Any]]
 
-# MariaDB makes a subquery of a list of a thousand, and MySQL scans the table for one too long: rows would be locked in
-# any order, or all of them.
+# Longer lists would be a danger: MariaDB turns a list of a thousand into a subquery, and MySQL scans the table for one
+# that is too long. Then rows are locked in any order, or all of them.
 LIST = 500
-STATEMENTS = 40                 # of one message, where there are many: together they stay below the smallest packet
+STATEMENTS = 40                 # in one message: so many always fit into the smallest packet
 
 
 def send(session: Session, statements: Sequence[Statement]) -> list[list[Row]]:
@@ -34,7 +34,7 @@ def lists(values: Iterable[Any], size: int = LIST) -> Iterator[tuple[Any, ...]]:
 
 
 def block(statements: Sequence[Statement]) -> Statement:
-    """Return one statement of MariaDB's that is all of them."""
+    """Return one compound statement of MariaDB's with all of them."""
     sql = 'BEGIN NOT ATOMIC\n' + ';\n'.join(sql for sql, _ in statements) + ';\nEND'
     return sql, [parameter for sql, parameters in statements for parameter in arranged(sql, parameters)]
 

@@ -1,4 +1,4 @@
-"""What a server of MySQL or MariaDB is, and how it is set up."""
+"""Server: what relstore has to know about a server of MySQL or MariaDB."""
 from __future__ import annotations
 
 from collections.abc import Collection
@@ -17,14 +17,14 @@ SMALLEST_PACKET_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Server:
-    """As it is, or as it usually is.
+    """A server as it is; by default, as one usually is.
 
-    variables: the names of those it has, as far as they are known. packet: bytes of a message.
+    variables: the names of its variables, as far as they are known. packet: the largest message, in bytes.
     """
     product: str = 'MySQL'          # or 'MariaDB'
-    has_memory: bool = True         # Are there tables that a restart empties?
+    has_memory: bool = True         # Does it have tables that a restart empties?
     in_cluster: bool = False        # May other servers write to the same database?
-    # Does it log rows as a whole, also where one column changes? For a replica, or for the other nodes of a cluster.
+    # Does it log whole rows if one column changes? For replicas, or for the other nodes of a cluster.
     logs_whole_rows: bool = False
     variables: Collection[str] = ()
     packet: int = SMALLEST_PACKET_BYTES

@@ -1,7 +1,7 @@
-"""What a server's owner may have set for all sessions of MySQL or MariaDB, and sessions of ours set anew.
+"""Settings that the owner of a MySQL or MariaDB server may have changed, and that our sessions set to the usual values.
 
-DEFAULT would not do: it is the value that the owner has set. No right is needed to set any of these. Which of them a
-server has differs by product and version; the names of those it has come from itself, once.
+DEFAULT would not do: it is the value that the owner has set. No right is needed to set these. Which of them exist
+depends on the product and its version; the server is asked for their names once.
 """
 from collections.abc import Collection
 

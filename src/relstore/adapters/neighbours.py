@@ -1,15 +1,15 @@
 """Neighbours: the other processes that have a database open, as far as the system tells. Linux does, in /proc.
 
 A connection to a database in WAL mode holds a lock on one byte of main.sqlite3-shm as long as it is open. A relstore
-process holds one on a byte of writers.lock besides (queue.py), and takes it first. Who has the former and not the
-latter is a stranger. It is RelStorage if it has its counter of oids open as well; and that is opened with the first
-new oid, so also if RelStorage's compiled modules are loaded and it has the database open to write, but not
-writers.lock: relstore may have those modules loaded, and that file open but not locked. All others are the program
-sqlite3, a backup, a relstore that reads, or one of before.
+process also holds a lock on a byte of writers.lock (queue.py), and takes that one first. A process with the former
+lock and without the latter is a stranger. It is RelStorage if it has RelStorage's counter of oids open. RelStorage
+opens that with its first new oid. So a stranger is also RelStorage if it has RelStorage's compiled modules loaded and
+the database open for writing, but not writers.lock: a relstore process may have these modules loaded, and that file
+open but not locked. Other strangers are the program sqlite3, a backup, a relstore that only reads, or an older one.
 
-RelStorage and relstore must not write to one directory at once: RelStorage's connections cannot be told what relstore
-promises its own. A process that has ended, in whichever way, holds no locks: what it left behind keeps nobody out.
-Processes of other containers are not seen.
+RelStorage and relstore must not write to a directory at the same time: RelStorage's connections do not know what
+relstore promises its own. A process that has ended, however that was, holds no locks, so it keeps nobody out. Processes
+of other containers are not seen.
 """
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from relstore.adapters.queue import PRESENT
 
 log = logging.getLogger('relstore')
 
-# In /proc/locks: how, the process, the file, and which bytes of it. Who waits for a lock is marked by an arrow.
+# In /proc/locks: mode, process, file, first and last byte. An arrow marks a process that waits for a lock.
 _LOCK = re.compile(r'\d+: POSIX +ADVISORY +(READ|WRITE) (\d+) (\S+) (\d+) (\d+)$')
 # A module of RelStorage's, as the system maps it.
 _COMPILED = re.compile(r'/relstorage/(cache/)?(_objectindex|_inthashmap|cache)\.\S*\.so$', re.MULTILINE)
-WRITING_BYTE, OPEN_BYTE = 120, 128      # of main.sqlite3-shm: locked by who writes, and by all who have it open
-LOOKS, BETWEEN_SECONDS = 3, 0.01        # a process may be seen in the moment in which it comes or goes
+WRITING_BYTE, OPEN_BYTE = 120, 128      # of main.sqlite3-shm: locked by the writer, and by all who have it open
+LOOKS, BETWEEN_SECONDS = 3, 0.01        # a process may be seen at the moment when it comes or goes
 
 
 class Neighbours:
@@ -53,12 +53,12 @@ class Neighbours:
         return [f'the process {pid} ({_name(pid)})' for pid in sorted(self._seen(self._strangers))]
 
     def relstorage(self) -> str | None:
-        """Return a process that uses the database with RelStorage, for certain."""
+        """Return a process that certainly uses the database with RelStorage, or None."""
         found = self._seen(lambda: {pid for pid in self._strangers() if self._is_relstorage(pid)})
         return f'the process {min(found)} ({_name(min(found))})' if found else None
 
     def _seen(self, look: Callable[[], set[int]]) -> set[int]:
-        """Return the processes that are found again and again."""
+        """Return the processes that are found each time."""
         found = look()
         for _ in range(LOOKS - 1):
             if found:
@@ -92,7 +92,7 @@ class Neighbours:
         return False
 
     def look_for_myself(self) -> None:
-        """Warn, once, where the locks of this process, which has the database open, are not listed."""
+        """Warn once if the locks of this process, which has the database open, are not listed."""
         path = self._path.resolve()
         shm = path.with_name(f'{path.name}-shm')
         listed = Path('/proc/locks').exists() and shm.exists()
@@ -103,10 +103,9 @@ class Neighbours:
 
 
 def _locks(path: Path) -> Iterator[tuple[int, str, int, int]]:
-    """Yield (process, READ or WRITE, first byte, last byte) of the locks on a file.
+    """Yield (process, READ or WRITE, first byte, last byte) of each lock on a file.
 
-    Asking for them by fcntl would need the file to be opened, and closing it again would drop all the locks that this
-    process has on it.
+    Not by fcntl, which needs the file to be open: closing it again would release all locks of this process on it.
     """
     with suppress(OSError):
         status = os.stat(path)
@@ -118,7 +117,7 @@ def _locks(path: Path) -> Iterator[tuple[int, str, int, int]]:
 
 
 def _files(pid: int) -> Iterator[tuple[os.stat_result, bool]]:
-    """Yield the files that a process has open, and whether to write."""
+    """Yield (status, whether it is open for writing) of the files that a process has open."""
     for number in os.listdir(f'/proc/{pid}/fd'):
         with suppress(OSError):         # it is closed
             file = f'/proc/{pid}/fd/{number}'

@@ -1,4 +1,4 @@
-"""The file in which RelStorage counts the oids of an SQLite database. Where it is, relstore counts there too."""
+"""OidFile: the file in which RelStorage counts oids beside an SQLite database. If it is there, relstore uses it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ class OidFile:
         self._adapter, self._path = adapter, adapter.data_dir / 'oids.sqlite3'
 
     def run(self, sql: str, parameters: Sequence[Any] = ()) -> int:
-        """Return the number that a statement tells there; 0 if there is no such file."""
+        """Run a statement in the file and return the number that it yields; 0 if there is no such file."""
         if not self._path.exists():
             return 0
         with closing(self._session()) as session:
@@ -27,7 +27,7 @@ class OidFile:
             return value
 
     def make(self, last: int) -> None:
-        """Make it, if it is not there, and have it count on from an oid."""
+        """Create the file if it is missing, and let it count on from an oid."""
         with closing(self._session()) as session:
             session.run(self._adapter.sql.begin_write)
             for statement in self._adapter.sql.make_relstorage_oid.parts:

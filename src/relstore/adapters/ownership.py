@@ -1,8 +1,8 @@
-"""Whose is what has a name of ours in the schema? On PostgreSQL others may create objects there.
+"""Ownership: who owns the objects of a PostgreSQL schema that have relstore's names? Others may create objects there.
 
-A function of theirs would run as the application, and so would what a view or a trigger of theirs calls. While we run
-nobody can put one in the place of ours: each statement names the schema, gives our functions exactly the types that
-they take, and means the functions of pg_catalog (postgresql_functions.sql).
+Another user's function would run with the rights of the application, and so would what a view or a trigger calls.
+While relstore runs, nobody can put a function in the place of one of its own: each statement names the schema, passes
+exactly the types that the function takes, and means the functions of pg_catalog (postgresql_functions.sql).
 """
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _TOLD_AS = {'timestamp': 'timestamp without time zone'}
 
 
 def refuse_strangers(adapter: PostgreSQLAdapter, session: Session, schema: str) -> None:
-    """ConfigurationError: something that has a name of ours belongs to somebody who could not have changed our data.
+    """ConfigurationError: an object with a name of relstore's belongs to a user who could not change the data anyway.
 
-    Who may act as the owner of object_state, of the schema, or as this user, could; so could a superuser. In one
-    statement, before anything else of the schema is looked at.
+    Users who could are: superusers, and those who may act as the owner of object_state or of the schema, or as this
+    user. One statement finds out, before anything else in the schema is used.
     """
     signatures = functions(adapter.schema())
     rows = session.all(adapter.sql.strangers, (

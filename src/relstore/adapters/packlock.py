@@ -1,6 +1,6 @@
-"""The lock of packs: who has it packs a database, or keeps packs out of it. RelStorage's packs take the same.
+"""PackLock: the lock that packs take, and that keeps packs out. RelStorage's packs take the same lock.
 
-It ends with the session, however that ends.
+It ends with its session, however that ends.
 """
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class PackLock:
         self._adapter = adapter
 
     def take(self, session: Session) -> str | None:
-        """Take it. Return None, or who has it."""
+        """Take the lock. Return None, or who has it."""
         raise NotImplementedError
 
     def keep_packs_out(self, session: Session, then: str) -> bool:
-        """Take it for as long as the session lasts. Unavailable says who has it, and what to do `then`.
+        """Keep the lock as long as the session lasts. Unavailable says who has it, and what to do `then`.
 
-        Through a pooler it cannot be had: that is no reason to do nothing. Return whether it was. The session may be
-        idle, as far as the server lets it say so.
+        Return whether it was taken: through a pooler it cannot be, which is logged. The session may be idle, if the
+        server lets a session ask for that.
         """
         try:
             holder = self.take(session)
@@ -52,12 +52,12 @@ class PackLock:
         return True
 
     def _stay(self, session: Session) -> None:
-        """Let a session be idle as long as it likes."""
+        """Let a session be idle for any time."""
         session.run(self._adapter.sql.stay)
 
 
 class PackLockOnPostgreSQL(PackLock):
-    """A lock of the session: one that a pooler may give another server at any time cannot hold it."""
+    """An advisory lock of the session. A pooler may change the session's server at any time, so none may be between."""
     _adapter: PostgreSQLAdapter
 
     def take(self, session: Session) -> str | None:
@@ -66,7 +66,7 @@ class PackLockOnPostgreSQL(PackLock):
         if session.backend_pid != backend:
             raise ConfigurationError('A pooler stands between this process and the server, and a pack needs a '
                                      'connection of its own; pack with a dsn that leads to the server itself.')
-        # A session that was closed just now may have it for a moment more.
+        # A session that was closed just now may hold it for a moment.
         deadline = time.monotonic() + POSTGRESQL_PATIENCE_SECONDS
         while session.all(adapter.sql.lock_pack) != [(True,)]:
             if time.monotonic() > deadline:
@@ -89,11 +89,11 @@ class PackLockOnMySQL(PackLock):
 
 
 class PackLockOnSQLite(PackLock):
-    """The lock of a file, which the system releases however the process ends."""
+    """A lock on a file. The system releases it however the process ends."""
     _adapter: SQLiteAdapter
 
     def take(self, session: FileSession) -> str | None:     # type: ignore[override]
-        session.run('PRAGMA mmap_size = 0')     # else all that this session removes counts as memory of the process
+        session.run('PRAGMA mmap_size = 0')     # else what this session removes counts as memory of the process
         path = self._adapter.data_dir / 'pack.lock'
         try:
             file = open(path, 'a+')         # noqa: SIM115 (closed with the session)
@@ -114,4 +114,4 @@ class PackLockOnSQLite(PackLock):
         return None
 
     def _stay(self, session: Session) -> None:
-        """Nobody ends it."""
+        """Nothing ends an idle session here."""

@@ -1,8 +1,8 @@
-"""Waiting for a lock that others queue behind.
+"""Patience: waiting for a lock that others queue behind.
 
-Whoever waits for a lock on a whole table, or for all who have voted, lets nobody pass who comes later: one transaction
-that is left open would stop a site for as long as the wait lasts. So nobody waits longer than TRY_SECONDS at a time,
-and in the pauses between the others go on.
+A process that waits for a lock on a whole table, or for all transactions that have voted, blocks everybody who comes
+later: one transaction that is left open would stop a site for as long as the wait lasts. So nobody waits longer than
+TRY_SECONDS at a time, and the others go on in the pauses.
 """
 import time
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """PostgreSQL, through psycopg 3 or psycopg2.
 
 What differs: each phase of a commit is one message, to one function on the server (postgresql_functions.sql).
-Objects are locked by advisory locks keyed by oid. Every statement names its schema, so nothing depends on the
-session's search path.
+Objects are locked by advisory locks, whose keys are oids. Every statement names its schema, so nothing depends on the
+search path.
 """
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class PostgreSQLAdapter(Adapter):
         self.rights, self.writers = RightsOnPostgreSQL(self), WritersOnPostgreSQL(self)
         self.pack_lock, self.chunks = PackLockOnPostgreSQL(self), ChunksOnPostgreSQL(self)
         self._address = address
-        self._database = ''             # its name, once it is known
-        self._spare: Session | None = None      # for the first to connect: for the server to begin one takes long
+        self._database = ''             # its name, when it is known
+        self._spare: Session | None = None      # for the first connect(), because a new session takes the server long
         self.namespace = self._locks = ''
         self._use_schema(address.schema or 'public')
 
@@ -79,8 +79,8 @@ class PostgreSQLAdapter(Adapter):
     def _use_schema(self, name: str, locks: str = '') -> None:
         """Make the final text of the statements.
 
-        locks: how advisory locks are keyed, 'plain' (by oid, as RelStorage does it) or 'hashed' with the schema. They
-        are per database, so storages in several schemas would wait for each other, had they plain ones.
+        locks: how advisory locks are keyed: 'plain', by oid, as RelStorage does it, or 'hashed' with the schema. They
+        belong to the database: storages in several schemas would wait for each other if their keys were plain.
         """
         locks = locks or ('plain' if name == 'public' else 'hashed')
         if (name, locks) == (self.namespace, self._locks):
@@ -105,7 +105,7 @@ class PostgreSQLAdapter(Adapter):
         return self.sql.expanded(texts)
 
     def begin_migration(self, session: Session, statements: Sequence[str], relations: set[str]) -> None:
-        """Who has voted keeps a lock of the table until then."""
+        """Lock relstore_sweep, on which every transaction that has voted holds a lock."""
         if 'relstore_sweep' in relations:
             session.run(self.sql.keep_votes_out)
 
@@ -139,7 +139,7 @@ class PostgreSQLAdapter(Adapter):
         return session
 
     def _often(self, session: Session) -> list[str]:
-        """Return what is worth preparing. A commit gains nothing by it where the parameters are in EXECUTE's text."""
+        """Return the statements worth preparing. A commit gains nothing if parameters are part of EXECUTE's text."""
         return [self.sql.load_at, self.sql.load_many,
                 *([self.sql.poll, self.sql.vote, self.sql.finish] if session.binds else [])]
 
@@ -167,7 +167,7 @@ class PostgreSQLAdapter(Adapter):
                 session.close()
 
     def _locks_there(self, session: Session) -> str:
-        """How locks are keyed was decided when relstore came; where RelStorage was before, by RelStorage."""
+        """Return how locks are keyed: as relstore recorded it, or as RelStorage does it if that was there first."""
         relations = self.relations(session)
         if 'relstore_meta' in relations:
             return self.meta(session).get('locks', '')
@@ -177,7 +177,7 @@ class PostgreSQLAdapter(Adapter):
         return super().new_meta(relations) | {'locks': self._locks}
 
     def _check_settings(self, session: Session) -> None:
-        """What is set for a role or a database cannot be set anew for a session that a pooler may swap."""
+        """Refuse settings of a role or database that are wrong: a session cannot override them behind a pooler."""
         for name, value, needed in session.all(self.sql.wrong_settings):
             raise ConfigurationError(f'{name} is {value} for this role or database; set it to {needed} (ALTER ROLE, '
                                      'ALTER DATABASE), or set read-only true.')
@@ -209,9 +209,9 @@ class PostgreSQLAdapter(Adapter):
 
     @contextmanager
     def changing_schema(self, session: Session, patience: float) -> Iterator[None]:
-        """In a transaction that has the lock and nothing else, also in pauses: one process at a time makes others wait.
+        """Hold the lock in a transaction that does nothing else, also in pauses: one process at a time changes tables.
 
-        It ends with its client: where it waits for a lock, when it is tired of that.
+        It ends with its client; if it is waiting for a lock then, when that wait ends.
         """
         deadline = time.monotonic() + patience
         try:
@@ -253,13 +253,13 @@ class PostgreSQLAdapter(Adapter):
         session.run(self.sql.new_epoch, (secrets.token_hex(8),))
 
     def lasting(self, epoch: str) -> str:
-        """Without the time when the server was started."""
+        """Leave out when the server was started."""
         return epoch.rpartition('.')[0]
 
     # Read ---------------------------------------------------------------------------------------------------------
 
     def _poll(self, session: Session, since: int, limit: int) -> PerhapsPolled:
-        """One message, also where a snapshot begins with it."""
+        """Send one message, which begins the snapshot, too."""
         [[epoch, last, sweeps, stands, oids, tids]] = session.script(self.sql.poll, (since, limit))
         return epoch, last, sweeps, stands, list(zip(oids, tids, strict=True)) if oids else []
 
@@ -272,7 +272,7 @@ class PostgreSQLAdapter(Adapter):
     def load_many(
         self, session: Session, oids: Sequence[int], at: int, largest: int
     ) -> list[tuple[int, bytes | None, int, bytes | None]]:
-        """Through a pooler with the epoch: its server may have crashed since the session began."""
+        """Behind a pooler, read the epoch as well: the server may have crashed since the session began."""
         if not session.pooled:
             return session.all(self.sql.load_many, (self.oid_list(oids), at, largest, oids[0]))
         rows = session.all(self.sql.load_many_pooled, (self.oid_list(oids), at, largest, oids[0]))
@@ -280,7 +280,7 @@ class PostgreSQLAdapter(Adapter):
         return [row[1:] for row in rows if row[1] is not None]
 
     def load_serials(self, session: Session, revisions: Sequence[tuple[int, int]]) -> dict[int, bytes | None]:
-        """In one message."""
+        """Send one message for all."""
         return dict(session.all(self.sql.load_serials, (
             self.oid_list(oid for oid, _ in revisions), self.oid_list(tid for _, tid in revisions))))
 
@@ -299,7 +299,7 @@ class PostgreSQLAdapter(Adapter):
         session.all(self.sql.reserve_oids, (-(-oid // 16),))     # rounded up
 
     def _advance_oids(self, session: Session) -> None:
-        """A sequence behind its objects (restored separately, say) would hand out oids that are taken."""
+        """Count past the objects that are there: a sequence behind them (restored separately, say) repeats oids."""
         row = session.one(self.sql.oid_ahead)
         if row is not None:
             self.reserve_oids(session, *row)
@@ -307,7 +307,7 @@ class PostgreSQLAdapter(Adapter):
     # Pack ---------------------------------------------------------------------------------------------------------
 
     def revisions(self, session: Session, references: bool) -> Iterator[list[Row]]:
-        """In the order of the table, through a cursor: by oid every page of the table would be read many times."""
+        """Read the table in its own order, by a cursor: in the order of oids, each of its pages is read many times."""
         session.script(self.sql.open_revisions if references else self.sql.open_revisions_only)
         while page := session.all(self.sql.next_revisions):
             yield page
@@ -325,7 +325,7 @@ class PostgreSQLAdapter(Adapter):
         session.script(self.sql.lock_votes, (milliseconds(timeout),))
 
     def sweep(self, session: Session, pack_id: int, after: int, upto: int) -> tuple[int, int]:
-        """In two halves where the server has no room for the locks: each blob that goes takes one."""
+        """Sweep in two halves if the server's lock table is full: each blob that is removed takes a lock."""
         try:
             with explained(self):
                 [row] = session.all(self.sql.sweep, (pack_id, after, upto))
@@ -358,7 +358,7 @@ class PostgreSQLAdapter(Adapter):
         def attempt() -> None:
             session.run('BEGIN')
             try:
-                # Not by lock_timeout, which is for each of the tables.
+                # Not lock_timeout, which would apply to each table anew.
                 session.all(self.sql.end_after, (milliseconds(TRY_SECONDS),))
                 try:
                     session.run(lock)

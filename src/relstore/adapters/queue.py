@@ -1,28 +1,28 @@
-"""Queue: the order in which those who write to one SQLite file get its lock for writers.
+"""Queue: the order in which writers to one SQLite file get its lock for writers.
 
-SQLite has no order: whoever finds the lock taken tries again and again, and may never be lucky. So the threads of a
-process wait for each other here, first come, first served, and one thread of a process at a time waits for other
+SQLite has no order: a writer that finds the lock taken tries again and again, and may never succeed. So the threads of
+a process wait for each other here, first come, first served, and one thread of a process at a time waits for other
 processes.
 
-If each turn were handed on, all would be slow: the lock would be idle until the next thread or process is awake, which
-takes as long as a commit. Whoever has just written is awake, and may have another transaction. So a turn that ends is
-free, and who comes first takes it, until somebody has waited for PATIENCE_SECONDS: nobody passes him then. Meanwhile
-the first of those who wait looks again and again whether it is free, for nobody else may come.
+Handing on every turn would be slow: the lock would be idle until the next thread or process is awake, which takes as
+long as a commit. The thread that has just written is awake, and may have another transaction. So a turn that ends is
+free for whoever comes first, until a thread has waited for PATIENCE_SECONDS: from then on nobody passes it. Meanwhile
+the first waiting thread keeps looking whether the turn is free, because nobody else may come.
 
-This is about the order alone. What protects is SQLite's lock. So nothing is lost where somebody takes no part (an older
-relstore, RelStorage, the program sqlite3, a file system without locks), and whoever has waited in vain may try all the
-same.
+This is about order only. SQLite's lock is what protects the data. So nothing is lost if a writer takes no part (an
+older relstore, RelStorage, the program sqlite3, a file system without locks), and a writer that has waited in vain may
+try all the same.
 
-Between processes there are two locks of the system on bytes of the file writers.lock. CURRENT has who writes, NEXT who
-is after that and has no patience left. Whoever finds both free takes them at once, and gives NEXT back; who finds one
-taken takes neither. So who has just written cannot be quicker than the one who has NEXT; but for SLICE_SECONDS after
-its turn has come a process takes CURRENT all the same, if that is free: as soon as several wait, each would write once
-in its turn otherwise, and to wake the next one takes as long as two commits. The system wakes those who wait for NEXT
-in any order, and releases the locks of a process that ends. They belong to a process, so a child of fork() has none of
-its parent's. A process that is stopped while it waits (docker pause, a debugger) keeps NEXT: who has waited for
-STALLED_SECONDS and then finds SQLite's lock free again and again goes ahead, and so does his process until the lock of
-the system comes. A third byte is PRESENT: all relstore processes share its lock as long as they have the database open,
-so that each can be told from strangers (neighbours.py).
+Between processes there are two system locks, on bytes of the file writers.lock. The process that writes has CURRENT;
+the next one, if its patience has ended, has NEXT. A process that finds both free takes both at once and gives NEXT
+back; if one is taken, it takes neither. So a process that has just written cannot be quicker than the one that has
+NEXT. But for SLICE_SECONDS after its turn has come, a process takes CURRENT all the same if it is free: otherwise, as
+soon as several wait, each would write once in its turn, and waking the next one takes as long as two commits. The
+system wakes those that wait for NEXT in any order, and releases the locks of a process that ends. Locks belong to a
+process, so a child of fork() has none of its parent's. A process that is stopped while it waits (docker pause, a
+debugger) keeps NEXT. So a thread that has waited for STALLED_SECONDS and then finds SQLite's lock free several times in
+a row goes ahead, and so does its process until the system lock comes. A third byte is PRESENT: all relstore processes
+share its lock as long as they have the database open, which tells them from strangers (neighbours.py).
 """
 import errno
 import fcntl
@@ -50,15 +50,15 @@ BUSY = errno.EACCES, errno.EAGAIN       # what the system may say where a lock i
 
 
 class Queue:
-    """One for each file and process. A turn belongs to a session, and ends with its transaction.
+    """The order in one process: one queue for each file. A turn belongs to a session, and ends with its transaction.
 
     What could interleave, all of it under one lock:
 
-    * A turn may come in the moment in which its thread gives up: who gives up too late hands it on.
-    * It may be left free in the moment in which the first of those who wait loses patience. He looks once more then,
-      and whoever has taken it in between hands it on to him.
-    * The first may go, with the turn or without, and the next one sleep: so he is woken, and looks from now on. Unless
-      he has no patience left: then it will be handed on to him, if there is somebody who has it.
+    * A turn comes at the moment when its thread gives up: a thread that gives up too late hands the turn on.
+    * A turn is left free at the moment when the first waiting thread loses patience: it looks once more then, and a
+      thread that has taken the turn in between hands it on to it.
+    * The first waiting thread leaves, with the turn or without, while the next one sleeps: the next is woken, and looks
+      from now on; unless it has no patience left, for then the turn will be handed on to it, if anybody has the turn.
     """
 
     def __init__(self, path: Path):
@@ -73,7 +73,7 @@ class Queue:
         self._processes.after_fork()
 
     def join(self, writes: bool = True) -> None:
-        """Be seen by others, as long as there is this queue. Who reads only makes no file for that."""
+        """Be visible to others as long as this queue exists. A process that only reads creates no file for that."""
         self._processes.join(writes)
 
     def take(self, who: object, timeout: float, is_free: Callable[[], bool] | None = None) -> bool:
@@ -98,7 +98,7 @@ class Queue:
         return False
 
     def seize(self, who: object) -> None:
-        """Say that `who` has got the lock, in turn or not. Whose turn it was may have forgotten to end it."""
+        """Record that `who` has the lock, in turn or not: the one before may not have ended its turn."""
         with self._lock:
             self._holder = who
 
@@ -122,7 +122,7 @@ class Queue:
         return not self._leave(waiter)
 
     def _await(self, waiter: '_Waiter', deadline: float) -> bool:
-        """Wait for it; return whether it came."""
+        """Wait for the turn; return whether it came."""
         pauses = iter(THREAD_PAUSES_SECONDS)
         while True:
             now = time.monotonic()
@@ -143,7 +143,7 @@ class Queue:
             waiter.woken.acquire(timeout=wait)
 
     def _wake_first(self) -> None:
-        """Have the first of those who wait look by himself, unless it will be handed on to him."""
+        """Let the first waiting thread look by itself, unless the turn will be handed on to it."""
         if self._waiting and (self._holder is None or not self._waiting[0].is_due()):
             self._waiting[0].wake()
 
@@ -156,7 +156,7 @@ class Queue:
         return False
 
     def _hand_on(self, who: object) -> None:
-        """End the turn of `who`: it is free, unless somebody has waited for too long."""
+        """End the turn of `who`. It is free then, or goes to a thread that has waited too long."""
         with self._lock:
             if self._holder is who:
                 self._holder = None
@@ -168,7 +168,7 @@ class Queue:
 
 
 class _Waiter:
-    """Who waits for a turn in this process. since: when he came. came: whether it was handed on to him."""
+    """A thread of this process that waits for the turn. since: when it came. came: the turn was handed on to it."""
     __slots__ = ('came', 'since', 'who', 'woken')
 
     def __init__(self, who: object):
@@ -179,16 +179,16 @@ class _Waiter:
         return time.monotonic() >= self.since + PATIENCE_SECONDS
 
     def wake(self) -> None:
-        """Under the lock of the queue."""
+        """Called under the lock of the queue."""
         if self.woken.locked():
             self.woken.release()
 
 
 class Processes:
-    """The order between processes. One thread at a time uses it, apart from the one that waits for the system.
+    """The order between processes. One thread at a time uses it, besides the one that waits for the system.
 
-    The system waits without end. So a thread of its own waits, and gives back at once what nobody wants any more when
-    it comes.
+    A wait for a system lock has no time limit. So a thread of its own does it, and gives a lock back at once if nobody
+    wants it any more.
     """
 
     def __init__(self, path: Path):
@@ -205,7 +205,7 @@ class Processes:
         self._slice_ends = 0.0
 
     def __del__(self) -> None:
-        for file in self._file, self._readable:     # not one before the other: it would take all locks along
+        for file in self._file, self._readable:     # both: closing one releases the locks of the other
             if file is not None:
                 os.close(file)
 
@@ -218,7 +218,7 @@ class Processes:
                     self._open()
             except OSError as e:
                 self._do_without(e)
-            with suppress(OSError):         # then neighbours.py tells by the files that are open
+            with suppress(OSError):         # neighbours.py then goes by the files that are open
                 file = self._readable if self._file is None else self._file
                 if file is None:
                     file = self._readable = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -226,9 +226,9 @@ class Processes:
                 self._present = True
 
     def take(self, deadline: float, is_free: Callable[[], bool] | None = None) -> bool:
-        """Wait until a time of the monotonic clock, 0: not at all; return whether the turn came.
+        """Wait until a time of the monotonic clock (0: do not wait); return whether the turn came.
 
-        It always does where nothing can be locked, or where those who are first do not go on.
+        It always comes if the file cannot be locked, or if those ahead have stopped.
         """
         with self._lock:
             if self._coming.stalled if self._coming else self._useless or self._at_once():
@@ -255,7 +255,7 @@ class Processes:
         return stalled
 
     def _look(self, deadline: float) -> bool:
-        """Look again and again, with patience; return whether it was free."""
+        """Look for PATIENCE_SECONDS whether the turn is free; return whether it was taken."""
         patience = time.monotonic() + PATIENCE_SECONDS
         while (now := time.monotonic()) < min(patience, deadline):
             time.sleep(min(PROCESS_PAUSE_SECONDS, deadline - now))
@@ -265,7 +265,7 @@ class Processes:
         return False
 
     def _await(self, coming: '_Coming', deadline: float, is_free: Callable[[], bool] | None) -> bool:
-        """Wait for it; return whether those who are first do not go on."""
+        """Wait for the turn; return whether those ahead have stopped."""
         wait, looks = STALLED_SECONDS, 0
         while not coming.came.wait(max(0, min(wait, deadline - time.monotonic()))) and time.monotonic() < deadline:
             looks, wait = looks + 1 if is_free and is_free() else 0, BETWEEN_SECONDS
@@ -278,7 +278,7 @@ class Processes:
             _unlock(self._file, CURRENT)
 
     def _at_once(self) -> bool:
-        """Take the turn if it is free, and nobody has to be let go first."""
+        """Take the turn if it is free and nobody has to go first."""
         try:
             file = self._file
             if file is None:
@@ -318,7 +318,7 @@ class Processes:
             fcntl.lockf(file, fcntl.LOCK_EX, 1, CURRENT)
             _unlock(file, NEXT)
         except OSError as e:
-            if e.errno != errno.EDEADLK:        # the system may suspect one, where threads wait for several locks
+            if e.errno != errno.EDEADLK:        # the system may suspect a deadlock if threads wait for several locks
                 self._do_without(e)
         with self._lock:
             if coming.wanted:
@@ -346,19 +346,19 @@ class Processes:
 
 
 class _Coming:
-    """A turn that a thread waits for. wanted: by somebody, still. stalled: nobody is to wait until it has come."""
+    """A turn that a thread waits for. wanted: somebody still wants it. stalled: nobody waits until it has come."""
 
     def __init__(self) -> None:
         self.came, self.wanted, self.stalled = threading.Event(), True, False
 
 
 def _open(path: Path) -> int:
-    """Open the file of the locks, for all who may write to the database."""
+    """Open the file of the locks; if it is new, for all users who may write to the database."""
     try:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        with suppress(OSError):         # another user's, who was quicker
+        with suppress(OSError):         # another user has created it
             os.fchmod(file, os.stat(path.with_name('main.sqlite3')).st_mode & 0o777)
         return file
 
@@ -374,9 +374,9 @@ _making = threading.Lock()
 
 
 def queue_of(path: Path) -> Queue:
-    """Return the queue of those who write to a file, the same for all in this process; it ends with its last user.
+    """Return the queue for a file: one for the whole process, which ends with its last user.
 
-    By whichever path: to close the file of the locks a second time would drop those of the first.
+    Whichever path is used: closing a second file would release the locks on the first.
     """
     path = path.resolve()
     with _making:

@@ -1,8 +1,8 @@
-"""Rights: what a user of a server needs, told once, as data.
+"""Rights: what a user of a server needs, as data.
 
-What is looked at when a storage is opened, and when a pack begins, is made of it, and so is the text of the GRANTs.
-Each purpose needs what the ones before it in PURPOSES need, too. CREATE stands apart: on PostgreSQL who makes the
-tables owns them, and may do everything; on MySQL and MariaDB it is enough to make them, and for nothing else.
+The checks when a storage is opened and when a pack begins are derived from it, and so is the text of the GRANTs. Each
+purpose also needs what the ones before it in PURPOSES need. CREATE is separate: on PostgreSQL, whoever creates the
+tables owns them and may do everything; on MySQL and MariaDB it suffices to create them, and for nothing else.
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 CREATE, READ, RUN, PACK = 'create', 'read', 'run', 'pack'
 PURPOSES = READ, RUN, PACK
-TOLD = 4            # rights that an error names
+TOLD = 4            # rights that an error message names
 WIDTH = 100         # of the text of GRANTs
 TELLS = {
     CREATE: 'To create the tables ("relstore adopt"), once and where a new version of relstore needs more',
@@ -34,8 +34,8 @@ TELLS = {
 
 _HOW = '"relstore statements %s --grants" tells how'
 
-# By the kind of object and its name: of a table, which need not be there in both history modes. Of what there is one,
-# the name is ''. [hp], [hf]: with history alone, without it; [MySQL]: not on MariaDB.
+# By the kind of object and its name; '' if there is only one of its kind. A table need not exist in both history modes.
+# [hp]: only with history; [hf]: only without; [MySQL]: not on MariaDB.
 Needs = Mapping[tuple[str, str], str]
 
 _WRITTEN: dict[str, Needs] = {
@@ -57,7 +57,7 @@ _WRITTEN: dict[str, Needs] = {
         ('TABLE', 'relstore_garbage'): 'INSERT, UPDATE, DELETE',
         ('TABLE', 'relstore_meta'): 'DELETE'}}
 
-# What a pack removes by foreign keys, and what a trigger does then, PostgreSQL does in the name of the tables' owner.
+# On PostgreSQL, foreign keys and triggers act with the rights of the tables' owner.
 _POSTGRESQL: dict[str, Needs] = {
     CREATE: {('SCHEMA', ''): 'USAGE, CREATE'},
     READ: {
@@ -74,7 +74,7 @@ _POSTGRESQL: dict[str, Needs] = {
         ('SEQUENCE', 'zoid_seq'): 'SELECT, UPDATE'},
     PACK: _WRITTEN[PACK]}
 
-# Functions, without the number that says which version; the others of the schema are for those who run a site.
+# Functions, without the version in their names. The others are needed to run a site.
 _FUNCTIONS = {READ: ('relstore_load', 'relstore_poll'), PACK: ('relstore_sweep', 'relstore_forget')}
 
 _MYSQL: dict[str, Needs] = {
@@ -94,7 +94,8 @@ _MYSQL: dict[str, Needs] = {
         ('TABLE', 'relstore_commit'): 'INSERT, UPDATE, DELETE'},
     PACK: _WRITTEN[PACK]}
 
-# Of a right on MySQL and MariaDB: what fails without it, and changes nothing.
+# MySQL and MariaDB: a statement that fails without the right, and changes nothing. These are no statements of their
+# own in sql/, because they are made for each table, with its name and a column of it.
 _TRIALS = {
     'SELECT': 'SELECT 1 FROM {table} WHERE FALSE',
     'INSERT': 'INSERT INTO {table} SELECT * FROM {table} WHERE FALSE',
@@ -118,37 +119,37 @@ class Right:
 
 
 class Rights:
-    """What users need on one database. Here: of one that has no users."""
+    """The rights that users need on one database. This one is for databases without users."""
 
     def __init__(self, adapter: Adapter):
         self._adapter = adapter
 
     def needed(self, purpose: str) -> list[Right]:
-        """Return what a purpose needs, one of PURPOSES, besides what the ones before it do; or CREATE."""
+        """Return what a purpose needs besides the rights of those before it. purpose: one of PURPOSES, or CREATE."""
         return []
 
     def grants(self, database: str, user: str, owner: str) -> str:
-        """Return GRANT statements for a user, and for the one who makes the tables. Names are as SQL has them."""
+        """Return GRANT statements for a user and for the owner of the tables. Names are quoted for SQL if need be."""
         return f'-- {self._adapter.name} has no users.\n'
 
     def missing(self, session: Session, purpose: str) -> list[Right]:
-        """Return what the user lacks for a purpose, the ones before it included, of what is there."""
+        """Return the rights on what is there that the user lacks for a purpose and those before it."""
         return []
 
     @property
     def purpose(self) -> str:
-        """For what the storage is opened."""
+        """The purpose for which the storage is opened."""
         return READ if self._adapter.read_only else RUN
 
     def refuse(self, session: Session, purpose: str) -> None:
-        """NotAllowed: the user lacks rights for a purpose; it says which, in one sentence."""
+        """NotAllowed: the user lacks rights for a purpose. It names them."""
         missing = self.missing(session, purpose)
         if missing:
             raise NotAllowed(self._sentence(session, purpose, missing))
 
     @contextmanager
     def explained(self, session: Session) -> Iterator[None]:
-        """Raise what the server says as an error that tells why the database cannot be used."""
+        """Turn an error of the server into one that says why the database cannot be used."""
         try:
             yield
         except (ConfigurationError, DatabaseError) as e:
@@ -157,7 +158,7 @@ class Rights:
             raise self._not_usable(session, e) from e
 
     def _not_usable(self, session: Session, error: StorageError) -> ConfigurationError:
-        """Of a right that is missing, or of something else."""
+        """Return the error that says so: a right is missing, or something else is wrong."""
         adapter, purpose = self._adapter, self.purpose
         if not isinstance(error, NotAllowed):
             return ConfigurationError(f'{adapter} cannot be used: {error}.')
@@ -192,9 +193,9 @@ class RightsOnPostgreSQL(Rights):
                 *(Right('EXECUTE', 'FUNCTION', name) for name in functions if _purpose_of(name) == purpose)]
 
     def grants(self, database: str, user: str, owner: str) -> str:
-        """Of functions, all: they are relstore's, and a new version has others.
+        """All functions are granted: they are relstore's, and the next version has others.
 
-        Blobs belong to the user that stores them, and what a pack removes goes in the name of the tables' owner.
+        Large objects belong to the user who stores them, and a pack removes them with the rights of the tables' owner.
         """
         schema = quoted(self._adapter.namespace)
 
@@ -213,7 +214,7 @@ class RightsOnPostgreSQL(Rights):
         return _text(statements)
 
     def missing(self, session: Session, purpose: str) -> list[Right]:
-        """In one statement, from the catalogue, which everybody may read."""
+        """One statement asks the catalogue, which everybody may read."""
         wanted = [right for each in up_to(purpose) for right in self.needed(each)]
         columns = [[right.kind for right in wanted], [right.name for right in wanted],
                    [right.privilege for right in wanted]]
@@ -230,7 +231,7 @@ class RightsOnMySQL(Rights):
         return list(_rights(_MYSQL[purpose], adapter.raw_schema(), _tags(adapter.keep_history, adapter.product)))
 
     def grants(self, database: str, user: str, owner: str) -> str:
-        """The tables have to be there."""
+        """The tables must exist before these statements are run."""
         def statements(purpose: str) -> Iterator[str]:
             who = owner if purpose == CREATE else user
             for _, privileges, names in _grouped(self.needed(purpose)):
@@ -238,7 +239,7 @@ class RightsOnMySQL(Rights):
         return _text(statements)
 
     def missing(self, session: Session, purpose: str) -> list[Right]:
-        """In one message where none is; else one by one. What is not there is left out."""
+        """One message tries all of them. If that fails, each is tried alone, without those on what is not there."""
         purposes, missing = up_to(purpose), []
         with suppress(NotAllowed, Missing):
             session.results(';\n'.join(getattr(self._adapter.sql, f'may_{each}') for each in purposes))
@@ -253,9 +254,9 @@ class RightsOnMySQL(Rights):
         return list(dict.fromkeys(missing))
 
     def trials(self, purpose: str) -> list[tuple[Right, str]]:
-        """Return statements that need what a purpose does, and change nothing, each with its right.
+        """Return (right, statement) for a purpose. The statement needs the right, and changes nothing.
 
-        Nothing tells a user all that it may do, where rights come with roles.
+        They are tried because a user cannot find out all its rights if some come with roles.
         """
         columns = {name: found[1] for name, text in self._adapter.raw_schema().items()
                    if (found := _TABLE.search(text))}
@@ -281,12 +282,12 @@ def _purpose_of(function: str) -> str:
 
 
 def up_to(purpose: str) -> tuple[str, ...]:
-    """Return the purposes whose rights one needs, all of them."""
+    """Return this purpose and those before it."""
     return PURPOSES[:PURPOSES.index(purpose) + 1]
 
 
 def _grouped(rights: Iterable[Right]) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield (kind, privileges, names of the objects that are to have just these)."""
+    """Yield (kind, privileges, names of the objects on which exactly these are granted)."""
     objects: dict[tuple[str, str], list[str]] = {}
     for right in rights:
         objects.setdefault((right.kind, right.name), []).append(right.privilege)
@@ -308,5 +309,5 @@ def _wrapped(text: str, indent: str) -> list[str]:
 
 
 def quoted(name: str) -> str:
-    """Return a name as PostgreSQL's SQL has it."""
+    """Return a name as an identifier of PostgreSQL, quoted if need be."""
     return name if re.fullmatch('[a-z_][a-z_0-9]*', name) else '"' + name.replace('"', '""') + '"'

@@ -1,8 +1,8 @@
 """SQLite: one file in a directory, and no server.
 
-What differs: a commit is a series of plain statements, because they cost no round trip; BEGIN IMMEDIATE takes the
-one lock there is for writers, so nothing else needs locking (queue.py has the order in which they get it); the clock is
-ours. Readers are never blocked (write-ahead log), and an acknowledged commit is on disk (synchronous=FULL).
+What differs: a commit is a series of plain statements, because they cost no round trip. BEGIN IMMEDIATE takes the one
+lock for writers, so nothing else needs a lock; queue.py decides who gets it next. Tids come from the clock of the
+process. Readers are never blocked (write-ahead log), and an acknowledged commit is on disk (synchronous=FULL).
 """
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SQLiteAdapter(Adapter):
 
     def __init__(self, address: Address, keep_history: bool, read_only: bool):
         super().__init__(keep_history, read_only)
-        # Always: each statement of its own would take and give back the file's locks, a tenth of a cold load.
+        # In both modes: a statement outside a transaction takes and releases the file's locks, a tenth of a cold load.
         self.reads_in_snapshot = True
         self.data_dir, self.path, self._pragmas = address.data_dir, address.path, address.pragmas
         self.writers, self.pack_lock = WritersOnSQLite(self), PackLockOnSQLite(self)
@@ -74,7 +74,7 @@ class SQLiteAdapter(Adapter):
             **read('schema.sql', self.keep_history), **read('sqlite_schema.sql', self.keep_history)})
 
     def writes_alone(self, session: FileSession) -> bool:
-        """RelStorage and relstore never use one directory at once, but an older relstore may."""
+        """RelStorage and relstore never use a directory at the same time, but an older relstore may."""
         return self.meta(session).get('writers') != 'any'
 
     # Connect ------------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class SQLiteAdapter(Adapter):
             session.run(self.sql.renew_epoch, (secrets.token_hex(8), epoch.partition('.')[0]))
 
     def lasting(self, epoch: str) -> str:
-        """The value in the table. A file gets another number where it is copied and nothing else happens to it."""
+        """Return the value in the table, without the file's number: a copy of the file has another one."""
         return epoch.partition('.')[0]
 
     def _open(self, path: Path) -> FileSession:
@@ -151,9 +151,9 @@ class SQLiteAdapter(Adapter):
                 'main.sqlite3 in it, if any, an undamaged database (else restore it from a backup).') from e
 
     def _make(self, create: bool) -> None:
-        """Make a database elsewhere, and give it its name when it is whole: there never is half of one.
+        """Create a database elsewhere, and give it its name when it is complete.
 
-        A link, because a rename would replace the one that another process made meanwhile.
+        By a link: a rename would replace a database that another process has created meanwhile.
         """
         if self.read_only or not create:
             raise ConfigurationError(f'There is no database {self.path}; create it by opening it once with '
@@ -187,14 +187,14 @@ class SQLiteAdapter(Adapter):
             session.close()
 
     def _refuse_unknown_pragmas(self, session: FileSession) -> None:
-        """SQLite does nothing, and says nothing."""
+        """ConfigurationError: SQLite does not know a pragma, and would ignore it without a word."""
         known = {name for name, in session.all(self.sql.pragmas)}
         for name in self._pragmas:
             if name.lower() not in known:
                 raise ConfigurationError(f'The pragma {name} is none that SQLite knows here; leave it out.')
 
     def look_around(self) -> None:
-        """Refuse to write where RelStorage is. Whoever else has the file open may know what he does."""
+        """ConfigurationError: RelStorage uses the database. Other programs may have it open."""
         self.looked_around = time.monotonic()
         process = self.neighbours.relstorage()
         if process is not None:
@@ -203,7 +203,7 @@ class SQLiteAdapter(Adapter):
 
     @contextmanager
     def changing_schema(self, session: FileSession, patience: float) -> Iterator[None]:
-        """In a transaction, behind which only those wait who write: for as long as it takes to make a few tables."""
+        """Use one transaction: only writers wait for it, and only while a few tables are created."""
         session.begin_write(self.sql.begin_write, BUSY_TIMEOUT_SECONDS)
         try:
             yield
@@ -218,7 +218,7 @@ class SQLiteAdapter(Adapter):
         return self.neighbours.writer()
 
     def _adopt_oids(self, session: FileSession) -> None:
-        """Count on from whatever is in use: a backup may be older than its oids, and RelStorage counts elsewhere."""
+        """Count past all oids in use: a backup may be older than its oids, and RelStorage counts in another file."""
         [[last]] = session.all(self.sql.last_oid)
         [[used]] = session.all(self.sql.max_oid)
         theirs = 16 * self.oid_file.run(self.sql.relstorage_oid)
@@ -247,11 +247,11 @@ class SQLiteAdapter(Adapter):
         self.file.compare(session)
         with self.writing(session):
             [[last]] = session.all(self.sql.take_oids, (16 * count,))
-            # Where RelStorage's file is, it alone counts, so that no block is given by both.
+            # If RelStorage's file is there, it alone counts, so that no block is handed out twice.
             block = self.oid_file.run(self.sql.take_relstorage_oids, (last // 16 - count, count)) or last // 16
             if 16 * block > last:
                 session.run(self.sql.raise_oid, (16 * block,))
-        self.look_around()         # after RelStorage can count no block of these
+        self.look_around()         # last: from here on RelStorage cannot hand out these blocks
         return list(range(block - count + 1, block + 1))
 
     def reserve_oids(self, session: FileSession, oid: int) -> None:
@@ -270,13 +270,13 @@ class SQLiteAdapter(Adapter):
             super().add_garbage(session, rows)
 
     def begin_snapshot(self, session: FileSession) -> int:
-        session.run('PRAGMA mmap_size = 0')     # else all that is read counts as memory of this process
+        session.run('PRAGMA mmap_size = 0')     # else what is read counts as memory of this process
         session.retire()
         session.run(self.sql.begin_read)
         return self.last_tid(session)
 
     def lock_votes(self, session: FileSession, timeout: float) -> None:
-        """Who has voted has the lock for writers."""
+        """Take the lock for writers, which every transaction that has voted holds."""
         if session.try_to_write(self.sql.begin_write) is None:
             wait_to_write(self, session, timeout)
 
@@ -298,7 +298,7 @@ class SQLiteAdapter(Adapter):
 
     @contextmanager
     def writing(self, session: FileSession) -> Iterator[None]:
-        """In one transaction, unless it is within one: alone each row would be one, and each would wait in no order."""
+        """Begin a transaction, unless there is one: else each statement would be one, and wait outside the queue."""
         if session.in_transaction:
             yield
             return
@@ -312,7 +312,7 @@ class SQLiteAdapter(Adapter):
     # Administration -----------------------------------------------------------------------------------------------
 
     def estimated_count(self, session: FileSession) -> int:
-        """SQLite keeps no count; the largest oid is near it where few objects were packed away."""
+        """SQLite keeps no count. The largest oid is close to it unless many objects were packed away."""
         [[oid]] = session.all(self.sql.max_oid)
         return oid
 

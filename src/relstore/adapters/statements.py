@@ -1,13 +1,13 @@
 """Loads the SQL: a common file, and one overlay per database with what differs.
 
-A file is a list of statements, each headed by a line `-- name: load_before (oid, tid)`: its signature says in which
-order the values of its parameters are given, and in the text `$oid` is one. With `[hp]` or `[hf]` at its end it holds
-in one history mode only (hp: history-preserving, hf: history-free). What replaces a statement of another file takes
-the same values, so what a caller gives means the same in each database; it may leave some of them unused.
+A file is a list of statements. Each begins with a line `-- name: load_before (oid, tid)`, whose signature says in which
+order the parameters are given; in the text `$oid` is one of them. With `[hp]` or `[hf]` at the end of that line, it is
+for one history mode only (hp: history-preserving, hf: history-free). A statement that replaces one of another file has
+the same signature, so a caller's values mean the same on each database; it need not use all of them.
 
-A word in braces is a table of relstore's, or a macro: `{object_state}` becomes `object_state`, or `zodb.object_state`
-where a schema is configured. A macro is headed by a line `-- macro: limit`, and an overlay replaces it too. Others
-have their values from the adapter, because they depend on the server or on an option, and from numbers.py.
+A word in braces is a table or a macro: `{object_state}` becomes `object_state`, or `zodb.object_state` if a schema is
+configured. A macro begins with a line `-- macro: limit`; an overlay may replace it, too. Macros that depend on the
+server or on an option come from the adapter, numbers from numbers.py.
 """
 import re
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from relstore.adapters.numbers import MACROS
 from relstore.sessions.statement import PARAMETER, Statement
 
-# A signature may go on in lines that follow.
+# A signature may take several lines.
 _HEAD = re.compile(r'^-- (name|macro): (\S+?)(?: \(([^()]*)\))?(?: \[(hp|hf)\])?$', re.MULTILINE)
 _COMMENT = re.compile(r'^--.*\n?', re.MULTILINE)
 
@@ -52,7 +52,7 @@ def sections(filename: str, keep_history: bool, kind: str = 'name') -> Mapping[s
 
 @cache
 def _text(filename: str) -> str:
-    """Read once: a process may give up the right to read its own code, and open another database afterwards."""
+    """Read a file once: a process may give up the right to read its own code before it opens another database."""
     return files('relstore.adapters').joinpath('sql').joinpath(filename).read_text(encoding='utf-8')
 
 
@@ -73,7 +73,7 @@ class Statements:
             setattr(self, name, _statement(section.text, section.parameters, placeholder))
 
     def expanded(self, texts: Mapping[str, str]) -> dict[str, str]:
-        """Return other texts, of DDL, as they are for this database."""
+        """Return other texts (DDL) with the tables and macros of this database."""
         return {name: text.format_map(self._macros) for name, text in texts.items()}
 
     if TYPE_CHECKING:
@@ -84,12 +84,12 @@ class Statements:
         return ((name, section.text) for name, section in self._found.items())
 
 
-# Made once: to make a hundred takes a millisecond, whenever a database is opened.
+# Made once for all storages: a hundred of them take a millisecond each time a database is opened.
 _statement = lru_cache(1000)(Statement)
 
 
 def _check(name: str, section: Section, replaced: Section | None) -> None:
-    """ValueError: the signature of a statement is not what its text has, or not that of the one it replaces."""
+    """ValueError: a signature does not match the parameters in the text, or the statement that it replaces."""
     used, given = set(PARAMETER.findall(section.text)), set(section.parameters)
     if used - given or (replaced is None and given - used):
         raise ValueError(f'The statement {name} has {sorted(used)}, and its signature says {sorted(given)}.')
@@ -99,14 +99,14 @@ def _check(name: str, section: Section, replaced: Section | None) -> None:
 
 
 class Tables(dict[str, str]):
-    """Macros; a word without one is a table, qualified by `prefix` and quoted if it is a reserved word."""
+    """Macros. A word that is none is a table: it is qualified by `prefix`, and quoted if it is a reserved word."""
 
     def __init__(self, prefix: str = '', reserved: frozenset[str] = frozenset(), **macros: str):
         self._prefix, self._reserved, self._texts = prefix, reserved, MACROS | macros
         super().__init__()
 
     def learn(self, macros: Mapping[str, str]) -> None:
-        """Add the macros of the SQL files: what the adapter has said holds."""
+        """Add the macros of the SQL files. Those of the adapter take precedence."""
         self._texts = {**macros, **self._texts}
 
     def __missing__(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Sweeps of packs, as whoever votes, polls or copies is told of them: relstore_sweep, and the lists of what goes."""
+"""Sweeps: what votes, polls and copies are told about the sweeps of packs: relstore_sweep, and lists of what goes."""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -10,20 +10,20 @@ if TYPE_CHECKING:
 
 
 class Sweeps:
-    """The sweeps of one database. A pack writes what is told here: see packing/packs.py."""
+    """The sweeps of one database. Packs write what is read here: see packing/packs.py."""
 
     def __init__(self, adapter: Adapter):
         self._adapter = adapter
 
     def state(self, session: Session) -> tuple[int, int]:
-        """Return (how many have ended, the pack_id of the one that is under way or 0)."""
+        """Return (number of sweeps that have ended, pack_id of the one under way or 0)."""
         [row] = session.all(self._adapter.sql.sweep_state)
         return row
 
     def going(self, session: Session, pack_id: int, oids: Iterable[int]) -> list[int]:
         """Return some of the objects that the sweep of a pack removes, or has removed.
 
-        LookupError if nobody knows, because the list that is there is not the one of that sweep.
+        LookupError: that is unknown, because the list in the database is not the one of that sweep.
         """
         parameters = self._adapter.oid_list(oids), pack_id
         going = [oid for oid, in session.all(self._adapter.sql.going, parameters)]
@@ -32,7 +32,7 @@ class Sweeps:
         return going
 
     def swept(self, session: Session, number: int, limit: int) -> list[int] | None:
-        """Return what a sweep has removed. None if that is not known any more, or more than `limit`."""
+        """Return the oids that a sweep removed. None: that is forgotten, or there are more than `limit`."""
         row = session.one(self._adapter.sql.swept_count, (number,))
         if row is None or row[0] > limit:
             return None

@@ -1,4 +1,4 @@
-"""Who may write to a database, relstore alone or RelStorage too; and what RelStorage finds there then."""
+"""Writers: who may write to a database, relstore alone or RelStorage too; and what RelStorage needs there."""
 from __future__ import annotations
 
 from contextlib import closing
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from relstore.sessions.session import Session
 
 WRITERS = 'relstore', 'any'
-# How long all votes may wait behind one who waits for all who have voted.
+# How long votes may queue behind a process that waits for all transactions that have voted.
 VOTES_TRY_SECONDS = 1.0
 
 
 class Writers:
-    """The writers of one database that relstore has been at, in whichever history mode."""
+    """The writers of one database with relstore's tables, in either history mode."""
 
     def __init__(self, adapter: Adapter):
         self._adapter = adapter
@@ -30,7 +30,7 @@ class Writers:
             return 'relstore' if self._adapter.writes_alone(session) else 'any'
 
     def set(self, who: str, timeout: float = 60.0) -> None:
-        """Say who may write, one of WRITERS; wait up to `timeout` seconds for the commits under way.
+        """Record who may write, one of WRITERS; wait up to `timeout` seconds for commits that are under way.
 
         'relstore' is a promise that no RelStorage process will: it would see neither a pack nor a large transaction.
         'any' is refused as long as there is something that it must not see.
@@ -45,7 +45,7 @@ class Writers:
             session.run('COMMIT')
 
     def make_index(self) -> None:
-        """Make the index by which RelStorage polls, if there is none. PostgreSQL waits for what is under way."""
+        """Create the index by which RelStorage polls, if there is none. PostgreSQL waits for open transactions."""
         with closing(self._session()) as session:
             if WITH_HISTORY in self._adapter.columns(session)['object_state']:
                 self._make_index(session)
@@ -85,12 +85,12 @@ class Writers:
 class WritersOnPostgreSQL(Writers):
 
     def _make_index(self, session: Session) -> None:
-        """Nobody waits for it, but it for all transactions: it is to end when nobody wants it any more.
+        """Nobody waits for this, but it waits for all transactions: so it must end when its client is gone.
 
-        One that was interrupted (a statement_timeout is enough) is there, and of use to nobody.
+        If it was interrupted before (by statement_timeout, for instance), it has left an index that is useless.
         """
         sql = self._adapter.sql
-        if session.all(sql.backend) == [(session.backend_pid,)]:        # no pooler, which would keep the settings
+        if session.all(sql.backend) == [(session.backend_pid,)]:        # a pooler would keep the settings
             try:
                 session.all(sql.end_with_client)
             except DatabaseError:       # before PostgreSQL 14, and on systems that do not tell
@@ -104,7 +104,7 @@ class WritersOnSQLite(Writers):
     _adapter: SQLiteAdapter
 
     def set(self, who: str, timeout: float = 60.0) -> None:
-        """For RelStorage make the file in which it counts oids: without, it would begin at 1."""
+        """Create the file in which RelStorage counts oids: without it, RelStorage would begin at 1."""
         super().set(who, timeout)
         if who == 'any':
             with closing(self._adapter.connect()) as session, self._adapter.writing(session):  # nobody counts meanwhile

@@ -41,13 +41,13 @@ LONGEST_TEXT_BYTES = 65_535         # user, description, extension: the columns 
 OVERHEAD_BYTES = 20_000             # of a message of finish besides its rows, roughly
 ROW_OVERHEAD_BYTES = 300            # of a row besides its state and references, at most
 
-# What stands for the locks that are no single object's, by what their rows are called.
+# What stands for locks that are not those of one object, by the word in their rows.
 NO_OBJECTS = {'created': SOME_OBJECTS, 'commit': COMMIT_LOCK}
 log = logging.getLogger('relstore')
 
 
 class MySQLCommit(Commit['MySQLAdapter', Session]):
-    """From the vote on: its session's key, its number, the connection, the epoch, and the tids of the objects."""
+    """From the vote on: key of the session, number of the vote, connection, epoch, current tids of the objects."""
     finish_waits = True
     key: int
     number: int
@@ -81,7 +81,7 @@ class MySQLCommit(Commit['MySQLAdapter', Session]):
                        for some in lists(oid for oid in ballot.locks if not bases[oid])]
         statements += [(sql.lock_current, (some,)) for some in lists(sorted({*bases, *ballot.restored}))]
         statements += [(sql.lock_read, (some,)) for some in lists(reads)]
-        # Before what those wait for who have it.
+        # Before the commit lock: those who hold this lock wait for that one.
         statements.append((sql.lock_sweep_alone if ballot.alone or ballot.deletes else sql.lock_sweep, ()))
         alone = ballot.deletes and adapter.writes_alone(session)
         in_line = ballot.restored_tid is not None or ballot.deletes and not alone
@@ -96,7 +96,7 @@ class MySQLCommit(Commit['MySQLAdapter', Session]):
         if alone:
             self._see_that_relstore_writes_alone()
         if look:
-            made, *results = results    # when the table of the epoch was made
+            made, *results = results    # when the epoch's table was created
             adapter.epoch_table.see(made)
         waits = list(_waits(results))
         self.epoch = f'{epoch}.{adapter.epoch_table.made}'
@@ -122,7 +122,7 @@ class MySQLCommit(Commit['MySQLAdapter', Session]):
         return verdict
 
     def _lock_timeout(self, ballot: Ballot, seconds: float, lock: int) -> LockTimeout:
-        """Return the error that says what was locked and by whom, as far as that can be found out, else `lock`."""
+        """Return an error that says which object was locked and by whom, if that can be found out; else `lock`."""
         who = 'another transaction'
         session = self.session
         with suppress(StorageError):
@@ -137,9 +137,9 @@ class MySQLCommit(Commit['MySQLAdapter', Session]):
         return lock_timeout(lock, seconds, who)
 
     def stage(self, batches: Iterator[Batch]) -> None:
-        """What fits goes into the message of finish; else all goes ahead into a temporary table.
+        """Leave everything to the message of finish if it fits; else send all of it now, into a temporary table.
 
-        StorageError if something does not fit at all.
+        StorageError: an object does not fit into any message.
         """
         adapter, session, metadata, current = self._adapter, self.session, self._metadata, self.current
         texts = {}          # without history there is no table for them
@@ -215,9 +215,9 @@ class MySQLCommit(Commit['MySQLAdapter', Session]):
         return _decided(tid), self._waited + _seconds(waited)
 
     def outcome(self, session: Session, oids: Sequence[int]) -> int | None:
-        """A lost connection proves nothing: the server may be waiting for the commit lock still, and commit later.
+        """A lost connection proves nothing: the server may still wait for the commit lock, and commit later.
 
-        So wait for the lock on the row that the vote wrote, ending the orphan if it takes long.
+        So wait for the lock on the row that the vote wrote. If that takes long, end the orphaned connection.
         """
         adapter = self._adapter
         deadline = time.monotonic() + ORPHAN_DEADLINE_SECONDS
@@ -229,7 +229,7 @@ class MySQLCommit(Commit['MySQLAdapter', Session]):
                 if time.monotonic() > deadline:
                     raise OutcomeUnknown(f'the connection {self.connection} of the server is still busy with it') from e
                 if isinstance(e, LockTimeout) and adapter.epoch(session) == self.epoch:
-                    self._kill(session)     # on another server the number is somebody else's
+                    self._kill(session)     # only there: on another server the number is another connection's
             else:
                 break
         if rows:
@@ -240,10 +240,10 @@ class MySQLCommit(Commit['MySQLAdapter', Session]):
         return None
 
     def _until_seen(self, session: Session, tid: int, oids: Sequence[int]) -> None:
-        """Wait until a new view shows a transaction.
+        """Wait until new views show a transaction.
 
-        MariaDB lets its locks go in the moment of the commit, and leaves it out of views until a moment later.
-        Of one that has only deleted objects nothing tells, so give up after a time that is long enough for any.
+        MariaDB releases its locks with the commit, but shows it in views a moment later. If it only deleted objects,
+        nothing tells that it is shown: so this ends after a time that is long enough in any case.
         """
         deadline = time.monotonic() + SEEN_PATIENCE_SECONDS
         while (not any((self._adapter.current_tid(session, oid) or 0) >= tid for oid in oids[:SEEN_OBJECTS])
@@ -257,9 +257,9 @@ class MySQLCommit(Commit['MySQLAdapter', Session]):
             log.info('The connection %d was not ended: %s', self.connection, e)     # it has just ended by itself
 
     def finish_holders(self, session: Session) -> str:
-        """Or what it waits for: who holds a lock not everybody may see, but each user what his own connections do."""
+        """Return what it waits for, if this user may not see who holds the lock: it may see its own connections."""
         if _server(session.epoch) != _server(self.epoch):
-            return ''       # there the number is somebody else's
+            return ''       # there the number is another connection's
         who = 'another transaction'
         try:
             holders = session.all(self._sql.blockers, (self.connection,))
@@ -267,14 +267,14 @@ class MySQLCommit(Commit['MySQLAdapter', Session]):
             holders, who = [], 'a transaction that this user may not see'
         if holders:
             return ', '.join(connection(row) if row[0] else 'a prepared transaction' for row in holders)
-        with suppress(DatabaseError):       # MySQL 9.7 cannot show what a connection does that is sending bytes
+        with suppress(DatabaseError):       # MySQL 9.7 cannot show a connection that is sending bytes
             for state, in session.all(self._sql.waits_for, (self.connection,)):
                 return f'what the server calls "{state}"' if state else who
         return ''
 
 
 def holder(adapter: MySQLAdapter, session: Session, lock: int) -> str:
-    """Return who has a lock, or who may have it, as far as this user may see others."""
+    """Return who has a lock, or may have it, as far as this user may see other connections."""
     with suppress(ConfigurationError, DatabaseError):
         rows = session.all(adapter.sql.lock_holders, (str(lock),))
         if rows:
@@ -286,14 +286,14 @@ def holder(adapter: MySQLAdapter, session: Session, lock: int) -> str:
 
 
 def connection(row: Row) -> str:
-    """Return how a connection is told of. row: (number, user, host, seconds)."""
+    """Return the words for a connection. row: (number, user, host, seconds)."""
     number, user, host, seconds = row
     return f'connection {number} ({user}@{host}' + (
-        ')' if seconds is None else f', in a transaction for {seconds} s)')      # it is not always measured
+        ')' if seconds is None else f', in a transaction for {seconds} s)')      # that is not always measured
 
 
 def _server(epoch: str) -> str:
-    """Return the part of an epoch that says which server it is of."""
+    """Return the part of an epoch that names the server."""
     return epoch.partition('.')[2].rpartition('.')[0]
 
 
@@ -308,9 +308,9 @@ def _seconds(waited: int) -> float:
 
 
 def _waits(results: Iterable[Sequence[Row]]) -> Iterator[tuple[int, float]]:
-    """Yield (oid or what stands for it, seconds) of the locks that were waited for.
+    """Yield (oid or what stands for it, seconds) for each lock that was waited for.
 
-    results: of each statement rows (what, oid, tid, microseconds since it began), in the order of the locks.
+    results: for each statement, rows (kind, oid, tid, microseconds since it began), in the order of the locks.
     """
     for rows in results:
         before = 0

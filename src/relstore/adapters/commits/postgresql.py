@@ -23,14 +23,14 @@ ORPHAN_PATIENCE_SECONDS = 5.0       # how long a backend whose client is gone ma
 
 
 class PostgreSQLCommit(Commit['PostgreSQLAdapter', Session]):
-    """From the vote on: the server's process, the number of its transaction, the newest tid then, and the epoch."""
+    """From the vote on: process of the server, number of its transaction, the newest tid then, epoch."""
     finish_waits = True
     backend: int
     number: int
     since: int
     epoch: str
     _blobs: NewBlobs | None = None
-    _waited = 0.0               # seconds for the commit lock, before finish
+    _waited = 0.0               # seconds that choose_tid waited for the commit lock
 
     def send_blobs(self, files: Mapping[int, str]) -> None:
         self._new_blobs().add(files)
@@ -59,7 +59,7 @@ class PostgreSQLCommit(Commit['PostgreSQLAdapter', Session]):
             self._send(batch)
 
     def vote(self, ballot: Ballot) -> Verdict:
-        """Where RelStorage writes, which knows nothing of the lock that keeps all others out, each object is locked."""
+        """If RelStorage writes, each object is locked: it does not know the lock that keeps all others out."""
         adapter, session = self._adapter, self.session
         instead = (ballot.alone or ballot.deletes) and adapter.writes_alone(session)
         new_array = binary_array if session.binds else array
@@ -107,11 +107,11 @@ class PostgreSQLCommit(Commit['PostgreSQLAdapter', Session]):
             return OutOfLocks(f'{message}.')
         message += (', or, if no RelStorage process writes to this database any more, say so with "relstore writers", '
                     'and large transactions will need no such room.')
-        # Trying again helps, if at all, where others have locked most of what is locked.
+        # Trying again helps only if most of the locks are those of other transactions.
         return (ConfigurationError if count > adapter.most_locks else OutOfLocks)(message)
 
     def stage(self, batches: Iterator[Batch]) -> None:
-        """What is small goes into the message of finish. What has become too large by resolving conflicts is sent."""
+        """Leave a small transaction to finish; send one that has grown too large because conflicts were resolved."""
         first, second = next(batches, []), next(batches, None)
         if second is None:
             self._left = first
@@ -120,7 +120,7 @@ class PostgreSQLCommit(Commit['PostgreSQLAdapter', Session]):
             self._send(batch)
 
     def choose_tid(self) -> int:
-        """One that was given is chosen already, and the vote has the lock."""
+        """If a tid was given, it is that one, and the vote has taken the lock."""
         if self._tid is None:
             [[self._tid, waited]] = self.session.all(self._sql.choose_tid, (milliseconds(FINISH_TIMEOUT_SECONDS),))
             self._waited = waited / 1e6
@@ -136,13 +136,13 @@ class PostgreSQLCommit(Commit['PostgreSQLAdapter', Session]):
         return int(tid), self._waited + int(waited) / 1e6
 
     def outcome(self, session: Session, oids: Sequence[int]) -> int | None:
-        """A lost connection proves nothing: the backend may be waiting for the commit lock still, and commit later.
+        """A lost connection proves nothing: the backend may still wait for the commit lock, and commit later.
 
-        So wait until the server knows, ending the orphan if it takes long. Then a commit of our own makes what we
-        answer durable before we answer it. A crash on the way makes all that was learned void.
+        So wait until the server knows. If that takes long, end the orphaned backend. Then a commit of our own makes the
+        answer durable before it is given. After a crash in between all of this begins again.
         """
         adapter, sql = self._adapter, self._sql
-        # Asked now, and again: a pooler's connection outlives its server.
+        # Asked now and once more at the end, because a pooler's connection outlives its server.
         now = adapter.epoch(session)
         crashed = adapter.lasting(now) != adapter.lasting(self.epoch)
         if now != self.epoch and self._was_lost(session, oids, crashed):
@@ -172,14 +172,14 @@ class PostgreSQLCommit(Commit['PostgreSQLAdapter', Session]):
         if tid is None and self._tid is not None:
             tid = self._tid
         if tid is None:
-            # History-free: others have overwritten all of it already. Any tid between serves; the next poll corrects.
+            # Without history, others may have overwritten all of it. Any tid in between will do: a poll corrects it.
             later = [current for oid in oids if (current := adapter.current_tid(session, oid))]
             tid = min(later, default=self.since + 1) - 1
         return tid
 
     def _was_lost(self, session: Session, oids: Sequence[int], crashed: bool) -> bool:
-        """Whether a crash or a restored copy has certainly undone it: numbers that left no trace are given again."""
-        [[first]] = session.all(self._sql.epoch_transaction)     # given after the crash: what was durable has less
+        """Whether a crash or a restored copy has certainly undone it: numbers that left no trace are used again."""
+        [[first]] = session.all(self._sql.epoch_transaction)     # after the crash; what was durable has a lower number
         return (crashed and (self.number - first) % 2 ** 32 < 2 ** 31
                 or any((self._adapter.current_tid(session, oid) or 0) <= self.since for oid in oids))
 
@@ -189,7 +189,7 @@ class PostgreSQLCommit(Commit['PostgreSQLAdapter', Session]):
 
 
 def holder(backend: int, who: str) -> str:
-    """Return how a process of the server is told of; 0: it is none any more."""
+    """Return the words for a process of the server; 0: it has ended."""
     return f'the server process {backend} ({who})' if backend else 'a transaction that has just ended'
 
 

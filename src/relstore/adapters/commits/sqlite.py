@@ -1,7 +1,7 @@
 """A commit in SQLite: a series of plain statements, under the lock for writers.
 
-From the vote on the lock is held, so nothing needs to be locked, nobody can change what was compared, and the tid can
-be chosen and everything be written before finish: the disk may be full. All that is left for finish is COMMIT.
+The lock is held from the vote on. So no object needs a lock, nobody can change what was compared, and the tid can be
+chosen and everything written before finish, because the disk may be full. Only COMMIT is left for finish.
 """
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOOK_AGAIN_SECONDS = 3.0
 
 
 class SQLiteCommit(Commit['SQLiteAdapter', FileSession]):
-    """From the vote on: the newest tid then, and those of the objects. written: the tid, if it can be nobody else's."""
+    """last: the newest tid at the vote; current: those of the objects. written: our tid, if nobody else can use it."""
     last: int
     current: dict[int, int]
     written: int | None = None
@@ -36,7 +36,7 @@ class SQLiteCommit(Commit['SQLiteAdapter', FileSession]):
     _copies: Mapping[int, int] = {}
 
     def send_blobs(self, files: Mapping[int, str]) -> None:
-        """Nothing is sent: to write to the file takes the lock for writers. `stage` does, so a large blob holds it."""
+        """Nothing is sent now: writing takes the lock for writers. `stage` does it, and holds the lock as long."""
         self._files = files
 
     def copy_blobs(self, copies: Mapping[int, int]) -> None:
@@ -52,15 +52,15 @@ class SQLiteCommit(Commit['SQLiteAdapter', FileSession]):
         if time.monotonic() > adapter.looked_around + LOOK_AGAIN_SECONDS:
             adapter.look_around()
         if len(wanted) > LARGE_OBJECTS:
-            session.run('PRAGMA mmap_size = 0')     # else all that is read counts as memory of this process
-            session.retire()                        # others are to read as fast as ever, however this ends
+            session.run('PRAGMA mmap_size = 0')     # else what is read counts as memory of this process
+            session.retire()                        # later users are to read as fast as ever
         vote = self._sql.vote, (ballot.at, str(wanted))
         rows = session.try_to_write(self._sql.begin_write, [vote])
         waits: list[tuple[int, float]] = []
         if rows is None:
             if ballot.reads:
                 verdict = self._verdict(ballot, session.series([vote]))
-                if verdict.outdated:        # it need not wait to fail
+                if verdict.outdated:        # it will fail: it need not wait for that
                     return verdict
             waits = [(COMMIT_LOCK, wait_to_write(adapter, session, ballot.timeout))]
             rows = session.series([vote])
@@ -78,7 +78,7 @@ class SQLiteCommit(Commit['SQLiteAdapter', FileSession]):
         return verdict
 
     def _verdict(self, ballot: Ballot, rows: Sequence[Row]) -> Verdict:
-        """Return what the rows of a vote say, but for the conflicts."""
+        """Return what the rows of a vote say, without the conflicts."""
         (epoch, self.last), (sweeps, sweeping), (is_gone, packed_to), *found = rows
         current: dict[int, int] = dict(found)
         self.current = current
@@ -144,10 +144,10 @@ class SQLiteCommit(Commit['SQLiteAdapter', FileSession]):
             self.session.run(self._sql.commit)
         except Exception:
             if not self.session.broken and self.session.in_transaction:
-                self.written = None        # certainly not; and after the rollback another process may use the tid
+                self.written = None        # it did not happen, and another process may use the tid from now on
             raise
         assert self.written is not None
-        return self.written, 0.0       # the lock is held since vote
+        return self.written, 0.0       # the lock has been held since the vote
 
     def outcome(self, session: FileSession, oids: Sequence[int]) -> int | None:
         """The process that commits is the database: what is not there now never will be."""
@@ -156,7 +156,7 @@ class SQLiteCommit(Commit['SQLiteAdapter', FileSession]):
 
 
 def wait_to_write(adapter: SQLiteAdapter, session: FileSession, timeout: float) -> float:
-    """As FileSession.wait_to_write; LockTimeout says who has the lock."""
+    """Do the same as FileSession.wait_to_write; the LockTimeout says who has the lock."""
     try:
         return session.wait_to_write(adapter.sql.begin_write, timeout)
     except LockTimeout as e:
