@@ -1,4 +1,4 @@
-"""Administration: what is done to a storage as a whole, and what can be asked about it."""
+"""Administration: sizes, statistics, packing and emptying of a whole storage."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class Administration:
         def release(self) -> None: ...
 
     def __len__(self) -> int:
-        """Return how many objects there are: exact for a few thousand, else about."""
+        """Return how many objects there are: exactly up to a few thousand, else an estimate."""
         return self._database.pool.attempt(self._count)
 
     def _count(self, session: Session) -> int:
@@ -41,30 +41,30 @@ class Administration:
         return self._database.pool.attempt(self._database.adapter.size)
 
     def cache_stats(self) -> dict[str, int]:
-        """Return counts since the storage was opened, by this process; about, where threads count at once.
+        """Return counts of this process since it opened the storage. Threads do not lock for them: a few may be lost.
 
-        hits, misses: of loads in the cache. objects, bytes: in it now. evictions. log: objects of which is known that
-        they changed. ahead_fetched, ahead_used: objects fetched before anybody asked, and of those the ones that
-        were then asked for. shared_hits, shared_misses: objects looked for in memcached. polls_sent: questions to
-        the database what changed; polls_saved: those that an answer was there for.
+        hits, misses: loads that the cache did or did not answer. objects, bytes: in the cache now. evictions. log:
+        objects that are known to have changed lately. ahead_fetched, ahead_used: objects that were fetched before they
+        were asked for, and those of them that were asked for later. shared_hits, shared_misses: objects looked for in
+        memcached. polls_sent: how often the database was asked what changed; polls_saved: how often the answer was
+        known already.
         """
         return self._database.cache_stats()
 
     def commit_stats(self) -> dict[str, int | float]:
-        """Return counts since the storage was opened, by this process, and what was waited for, in seconds.
+        """Return counts of this process since it opened the storage, and how long it waited for locks, in seconds.
 
-        commits. conflicts_resolved, conflicts_failed: of objects. deadlocks: transactions that the database ended.
-        lock_timeouts: transactions that were given up, because a lock was not free within `commit-lock-timeout`;
-        waited_in_vain: what they waited. waited_objects: for locks of objects; waited_commit: for the one lock of all
-        that commit; waited_everybody: for who keeps all others out, a large transaction or a pack. longest_wait: the
-        longest of all.
+        commits. conflicts_resolved, conflicts_failed: one for each object. deadlocks: transactions that the database
+        ended. lock_timeouts: transactions that failed because a lock was not free within `commit-lock-timeout`;
+        waited_in_vain: how long they waited. waited_objects: for objects; waited_commit: for the commit lock;
+        waited_everybody: for a large transaction or a pack, which keeps all others out. longest_wait.
         """
         return self._database.conflicts.stats()
 
     def conflicts(self) -> list[ObjectConflicts]:
-        """Return the objects over which transactions conflicted, or waited for each other, most conflicts first.
+        """Return the objects over which transactions conflicted or waited for each other, most conflicts first.
 
-        A thousand at most, as this process saw it since the storage was opened. See ObjectConflicts.
+        At most a thousand, as seen by this process since it opened the storage. See ObjectConflicts.
         """
         return self._database.conflicts.objects()
 
@@ -83,16 +83,16 @@ class Administration:
     ) -> Report | None:
         """Remove what was outdated or unreachable at `pack_time`, in seconds since 1970 (None: now); see pack.py.
 
-        Return what was removed; None where ZODB calls, with a referencesf, and expects that.
+        Return what was removed; None if a referencesf is given, as ZODB does, which expects None.
 
-        As with RelStorage pack_time may also be an int that is a tid, which its size tells: then what was so after that
-        transaction. A number that is neither is refused, with a ConfigurationError.
-        gc: False forbids to collect garbage. True does not allow what pack-gc forbids, for storages around this one say
-        so whatever they are told. dry_run: remove nothing, and report what would go. prepack_only: look for it, and
-        write it down. skip_prepack: remove what was written down. Where they are not given, the options say. progress:
-        is told what is being done, how much of it is done, and of how much or None.
+        pack_time: as with RelStorage it may also be an int that is a tid, which its size tells: the state after that
+        transaction counts. A number that is neither is a ConfigurationError.
+        gc: False means that no garbage is collected. True does not override pack-gc false, because some wrappers pass
+        it whatever they are told. dry_run: remove nothing, report what would go. prepack_only: only find it and write
+        it down. skip_prepack: only remove what was written down. The options are the defaults of these three. progress:
+        is called with what is being done, how much of it is done, and the total or None.
 
-        Unavailable if somebody else is packing. referencesf is not used: no class is loaded.
+        Unavailable: somebody else is packing. referencesf is not used, so no class is loaded.
         """
         options = self._database.options
         if not dry_run:
@@ -101,14 +101,15 @@ class Administration:
             pack_time, dry_run=options.pack_dry_run if dry_run is None else dry_run,
             prepack_only=options.pack_prepack_only if prepack_only is None else prepack_only,
             skip_prepack=options.pack_skip_prepack if skip_prepack is None else skip_prepack)
-        self._blobs.end_view()      # an instance without a view has none that ends
+        self._blobs.end_view()      # an instance without a view does this nowhere else
         return report if referencesf is None else None
 
     def zap_all(self) -> None:
-        """Remove everything: all objects, their history, and the record of oids.
+        """Remove everything: all objects, their history, and the counter of oids.
 
-        Other processes that have the database open cannot commit what they read before; but what they read while
-        something else is copied into it may be a mixture of both. Stop them first. Unavailable if somebody packs it.
+        Other processes that have the database open cannot commit anything that is based on what they read before. But
+        what they read while something else is copied into the database may be a mixture: stop them first. Unavailable:
+        somebody is packing.
         """
         self._check_writable()
         self.release()

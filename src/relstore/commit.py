@@ -34,23 +34,23 @@ from relstore.undo import Undo
 
 # How long to go on asking for the outcome of a commit while no server can be reached.
 OUTCOME_PATIENCE_SECONDS = 60.0
-# Objects that tell in a vote, where no history does, that what was read is still there.
+# Without history, a vote checks by so many objects that what was read is still there.
 PROBES = 5
-# How far a transaction is, and what that means for whoever wants to go on otherwise.
+# How far a transaction has got, and what is wrong with calling anything else now.
 OPEN = 'it has not voted: tpc_vote comes before tpc_finish'
 FAILED = 'its vote has failed, and nothing but tpc_abort can follow'
 VOTED = 'it has voted, and nothing but tpc_finish or tpc_abort can follow'
-# Around a finish that nobody need look at.
+# For a finish that need not be watched.
 UNWATCHED = nullcontext()
 
 
 class Transaction:
-    """What one ZODB transaction changes in one storage, and from the vote on what the database does for it.
+    """One ZODB transaction in one storage: what it changes, and from the vote on the database's side of the commit.
 
     metadata: the object that tpc_begin was given.
     refused: see Links.
-    tid: given when the transaction is a copy of one that has a tid already.
-    packed: whether that one was packed: then it cannot be undone.
+    tid: only for a copy of a transaction that has a tid already.
+    packed: whether that transaction was packed, so that it cannot be undone.
     """
 
     def __init__(self, database: Database, metadata: IStorageTransactionMetaData, origin: Origin, refused: set[int],
@@ -67,11 +67,11 @@ class Transaction:
         self._spool = Spool(database.untransform, digest=self._adapter.keep_history)
         self.blobs = database.blobs.new_pending()
         self._reads: dict[int, int] = {}
-        self._deleted: set[int] = set()     # by a collector outside: see `_look_at_deletions`
-        self._commit: AnyCommit = None      # type: ignore[assignment]  # from vote on: no check where it is used
+        self._deleted: set[int] = set()     # by an external collector: see `_look_at_deletions`
+        self._commit: AnyCommit = None      # type: ignore[assignment]  # from vote on; saves a check at each use
         self._generation = database.cache.generation
-        self._highest = 0       # the largest oid that is new here and was not issued here
-        self._taken: Callable[[], None] | None = None       # to be called when it is committed: see Marks
+        self._highest = 0       # the largest new oid that this process did not issue
+        self._taken: Callable[[], None] | None = None       # called after the commit: see Marks
         self._sent = False      # were the states sent ahead of the vote?
 
     # Before vote --------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class Transaction:
 
     def vote(self) -> list[int]:
         """Lock, compare, resolve conflicts, and do all that can fail. Return the oids of the resolved ones."""
-        self.phase = FAILED     # until it has not
+        self.phase = FAILED     # until it succeeds
         database, spool, metadata = self._database, self._spool, self.metadata
         user, description = metadata.user, metadata.description
         if not (isinstance(user, bytes) and isinstance(description, bytes)):
@@ -140,7 +140,7 @@ class Transaction:
         return resolved
 
     def _repeat_blobs(self) -> None:
-        """What puts an earlier revision back, an undo, puts back its blob. A copy may lack what its source lacks."""
+        """An undo puts back the earlier revision's blob, too. A copy may lack a blob that its source lacks."""
         blobs, session, copies = self._database.blobs, self._session, {}
         if not blobs.supported:
             return
@@ -154,33 +154,33 @@ class Transaction:
                 copies[oid] = row.data_tid
         if copies:
             self.blobs.copy(self._commit, copies)
-        for oid, tid in copies.items():     # asked afterwards, for what goes never comes back
+        for oid, tid in copies.items():     # checked last: what is removed never comes back
             if not blobs.has(session, oid, tid):
                 raise UndoError('The data of the blob to go back to is not there.', p64(oid))
 
     def _verdict(self, ballot: Ballot) -> Verdict:
-        """Ask, and count what had to be waited for."""
+        """Send the vote, again if that may help, and count what it waited for."""
         conflicts, began = self._database.conflicts, time.monotonic()
         try:
             try:
                 verdict = self._ask(ballot)
             except Disconnected:
-                # A pooled connection that died unnoticed: nothing was done with it yet, so a new one may try.
+                # A pooled connection had died unnoticed. Nothing was done on it, so a new one may try.
                 self._give_back()
                 self._database.pool.retire()
                 verdict = self._ask(ballot)
             except OutOfLocks:
-                # Others hold many; alone it needs a single one.
+                # Other transactions hold too many. Alone, this one needs a single lock.
                 self._give_back()
                 verdict = self._ask(replace(ballot, alone=True))
             except Deadlock:
-                # Nothing of it is left, and the other goes on. MariaDB finds deadlocks that are none: it queues a
-                # SKIP LOCKED for a moment, in which whoever waits for the lock holder sees a circle (10.11).
+                # It was rolled back, and the other one goes on. MariaDB 10.11 reports deadlocks that are none: it
+                # queues a SKIP LOCKED for a moment, and whoever waits for the lock holder then sees a circle.
                 conflicts.deadlock()
                 self._give_back()
                 verdict = self._ask(ballot)
             except DatabaseError:
-                if self._commit is not None:        # else there was no session
+                if self._commit is not None:        # there was a session
                     self._database.refuse_another_version(self._session)
                 raise
         except LockTimeout as e:
@@ -202,7 +202,7 @@ class Transaction:
         return commit.vote(ballot)
 
     def _ballot(self) -> Ballot:
-        """Walk through what is to be stored: once, for there may be much of it."""
+        """Walk through what is to be stored: once, because it may be large."""
         adapter, database = self._adapter, self._database
         issued, largest = database.oids.issued, adapter.largest_state
         bases, locks, restored, self._highest = [], [], [], 0
@@ -210,9 +210,9 @@ class Transaction:
             oid, base, size = row.oid, row.base, row.size
             if size is not None and size > largest:
                 raise StorageError(f'Object {oid:#x} has {size:,} bytes; {adapter} takes {largest:,} at most.')
-            others = base or not issued(oid)        # may others write it?
+            others = base or not issued(oid)        # may others write this object?
             if not base and others:
-                self._highest = oid         # they come in order
+                self._highest = oid         # rows come in the order of oids
             if row.restored:
                 restored.append(oid)
                 continue
@@ -220,7 +220,7 @@ class Transaction:
             if others:
                 locks.append(oid)
         reads = sorted((oid, tid) for oid, tid in self._reads.items() if oid not in self._spool) if self._reads else []
-        lags = adapter.may_lag      # there what is known may not have arrived
+        lags = adapter.may_lag      # this node may not have what this process knows of
         known = () if lags or adapter.keep_history else database.changed_last(PROBES)
         return Ballot(
             epoch=self._epoch if database.epochs.is_current(self._generation) else '',
@@ -229,7 +229,7 @@ class Transaction:
             alone=len(locks) + len(reads) > adapter.most_locks, deletes=bool(self._deleted))
 
     def _reserve_oids(self) -> None:
-        """Objects that come with their oids must not meet others later, that are given the same."""
+        """See that no new object is ever given an oid that an object of this transaction has brought along."""
         if self._highest > LARGEST:
             raise StorageError(f'The object {self._highest:#x} cannot be added: the largest that brings its oid along '
                                f'is {LARGEST:#x}, for new objects need larger ones.')
@@ -239,7 +239,7 @@ class Transaction:
         went_back = bool(verdict.conflicts or verdict.outdated) and self._went_back(verdict)
         if verdict.epoch_changed or went_back:
             self._session.rollback()
-            # The next attempt is to know, also that of one who never polls.
+            # So that the next attempt knows, even if its instance never polls.
             self._database.poll(self._session, went_back)
             raise Unavailable('The database was restarted after a crash, failed over, or restored since this '
                               'transaction read from it; nothing was stored.')
@@ -257,9 +257,9 @@ class Transaction:
                                f'database has {verdict.last_tid:#x}.')
 
     def _went_back(self, verdict: Verdict) -> bool:
-        """Whether an object is older than the revision which this transaction is based on, that was there.
+        """Whether an object is older in the database than the revision on which this transaction is based.
 
-        As far as this process knows: what a caller says may be any number.
+        That counts only if this process knows of the newer revision: a caller may claim any tid.
         """
         if self._adapter.may_lag:
             return False
@@ -269,10 +269,10 @@ class Transaction:
         return any(0 < tid < base and cache.knows(oid, base) for oid, tid, base in bases)
 
     def _look_at_deletions(self, links: Links) -> None:
-        """An outside collector deletes what it takes for garbage. See that nobody has linked that since its view.
+        """An external collector deletes what it takes for garbage. See that nothing has linked it since its view.
 
-        This transaction has kept all others out, so those that voted before are seen here, and those that vote after it
-        see that something was deleted. Where there is no view nobody knows when the collector looked.
+        This vote keeps all others out. So what voted earlier is seen here, and what votes later sees the deletion.
+        Without a view nobody knows when the collector looked.
         """
         if self._origin.at is not None:
             links.look_since(self._origin.at, self._deleted)
@@ -287,8 +287,8 @@ class Transaction:
     def finish(self) -> int:
         """Make it permanent and return the tid.
 
-        After an Exception nothing was stored, unless it is OutcomeUnknown. An interrupt (of the keyboard, say) asks
-        no questions: the commit may have happened.
+        After an Exception nothing was stored, unless it is OutcomeUnknown. After an interrupt (KeyboardInterrupt, say)
+        the outcome is not looked up: the commit may have happened.
         """
         database, commit = self._database, self._commit
         with database.announced(), database.finishing.watched(commit) if commit.finish_waits else UNWATCHED:
@@ -303,7 +303,7 @@ class Transaction:
                 raise
         self._commit = None     # type: ignore[assignment]  # as in __init__
         if commit.session is not None:
-            database.pool.take_back(commit.session)     # no transaction is open in it any more
+            database.pool.take_back(commit.session)     # its transaction has ended
         if self.blobs:
             self.blobs.committed(tid)
         if self._spool.blobs:
@@ -312,7 +312,7 @@ class Transaction:
         for row in self._spool:
             if row.size is not None:
                 written.append(row.oid)
-            if row.held is not None:        # what went to the file would only push others out
+            if row.held is not None:        # states in the file would push too much out of the cache
                 states.append((row.oid, row.held))
         database.committed(tid, written)
         database.cache.committed(tid, states, self._generation)
@@ -336,7 +336,7 @@ class Transaction:
                 tid = self._database.pool.attempt(self._commit.outcome, oids)
                 break
             except (StorageError, ConflictError) as e:
-                # A server that recovers from a crash refuses connections for a while, and then all come at once.
+                # A server that recovers from a crash refuses connections for a while; then all come back at once.
                 if not isinstance(e, Unavailable) or time.monotonic() > deadline:
                     raise OutcomeUnknown(f'The commit was sent, then the connection failed ({error}); whether it '
                                          f'happened cannot be told: {e}') from error
@@ -348,7 +348,7 @@ class Transaction:
         return tid
 
     def close(self) -> None:
-        """End it: whatever was not committed is rolled back, and the session returned."""
+        """Roll back what was not committed, and return the session."""
         if self._commit is not None:
             self._give_back()
         self.blobs.close()
@@ -362,5 +362,5 @@ class Transaction:
 
 
 def _bytes(text: bytes | str) -> bytes:
-    """ZODB converts what it is given at first, not what is assigned to the attribute later."""
+    """ZODB converts what a transaction is made with, but not what is assigned to the attribute later."""
     return text if isinstance(text, bytes) else text.encode('utf-8')

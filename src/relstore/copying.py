@@ -1,12 +1,12 @@
-"""Copy transactions from another storage.
+"""Copying: adds the transactions of another storage.
 
-What is garbage in the destination a transaction of the source that is still to come may link again. So no pack may
-remove garbage from when a copy begins until it has all, also where it is interrupted or goes on a year later:
+A transaction of the source that is still to come may link what is garbage in the destination now. So no pack may remove
+garbage between the beginning and the end of a copy, even if that is interrupted and resumed a year later:
 
-* Meanwhile a session holds the lock of packs, those of RelStorage too. It is used every few seconds, and when all is
-  done: if it has died a pack may have begun.
-* Nothing is added to a database that is not whole: see whole.py. It is looked at before the source is read, and by each
-  vote. That holds through a pooler, too, where there is no such lock.
+* During the copy a session holds the lock of packs, which keeps out RelStorage's packs, too. The session is used every
+  few seconds and at the end: if it has died, a pack may have begun.
+* Nothing is added to a database that is not whole: see whole.py. That is checked before the source is read, and by each
+  vote. So it is also true behind a pooler, where there is no such lock.
 """
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from relstore.whole import is_whole, not_whole, say_whole
 
 log = logging.getLogger('relstore')
 
-# A session that keeps packs out and was idle for so long is asked whether it still does.
+# After so long without use, the session that keeps packs out is asked whether it still does.
 PROVE_EVERY_SECONDS = 5.0
 
 # For the newest transaction before another: none, an hour, a month, and all.
@@ -42,7 +42,7 @@ Progress = Callable[[bytes, int, int], None]
 
 
 class Guard:
-    """Sees to it that nothing is removed from a database while it is copied into."""
+    """Makes sure that nothing is removed from a database while it is copied into."""
 
     def __init__(self, adapter: Adapter, session: Session):
         self._adapter, self._session = adapter, session
@@ -50,19 +50,19 @@ class Guard:
         self._sweeps, self._used = adapter.sweeps.state(session), time.monotonic()
 
     def begin(self, is_empty: bool) -> None:
-        """Refuse to add to what may lack something."""
+        """StorageError: the database may lack something, so nothing can be added to it."""
         if is_empty:
             say_whole(self._adapter, self._session)
         elif not is_whole(self._adapter, self._session):
             raise not_whole(self._adapter)
 
     def look(self) -> None:
-        """Use the session, if it was not for some time."""
+        """Use the session if it has been idle for some time."""
         if self._has_lock and time.monotonic() > self._used + PROVE_EVERY_SECONDS:
             self.prove()
 
     def prove(self) -> None:
-        """See that packs were kept out until now."""
+        """Unavailable or StorageError: packs may not have been kept out until now."""
         if not self._has_lock:
             return
         try:
@@ -90,7 +90,7 @@ class Unguarded:
 
 @contextmanager
 def guarded(adapter: Adapter) -> Iterator[Guard]:
-    """Keep packs out of a database."""
+    """Keep packs out of a database while this is entered."""
     session = adapter.connect()
     try:
         yield Guard(adapter, session)
@@ -103,8 +103,8 @@ def copy_transactions(source: Any, destination: IStorageRestoreable, guard: Guar
                       progress: Progress | None = None, files: BlobFiles | None = None, known: bytes = b'') -> None:
     """Copy what `source` has and `destination` has not, with the same tids, users, descriptions and records.
 
-    A copy that was interrupted goes on where it stopped. A destination that holds something else is refused, and one
-    from which garbage may have been removed.
+    An interrupted copy is resumed. StorageError: the destination has something else, or garbage may have been removed
+    from it.
     progress: called after each transaction with its tid, its number of records and their size in bytes.
     files: of the source's blobs; by default what cannot be copied is left out, and told in the end.
     known: the newest transaction of which is known that it was copied from this source, if any is.
@@ -199,12 +199,12 @@ class BlobFiles:
         return path
 
     def _is_of_blob(self, data: bytes | None) -> bool:
-        """The source gives records as they are, or as the destination's wrapper would have them."""
+        """The source yields plain records, or records as the destination's wrapper would have them."""
         if data is None or is_blob_record(data):
             return data is not None
         try:
             return is_blob_record(self._plain(data))
-        except Exception:       # whatever a wrapper says of what is not its own
+        except Exception:       # whatever a wrapper raises for a record that it did not wrap
             return False
 
     def warn(self) -> None:
@@ -241,7 +241,7 @@ def _newest(storage: Any, last: bytes) -> bytes | None:
 
 @contextmanager
 def _transactions(source: Any, start: bytes | None, stop: bytes | None = None) -> Iterator[Iterable[Any]]:
-    """Iterate over a source's transactions. Some storages' iterators hold a file, and can be closed."""
+    """Iterate over a source's transactions. The iterators of some storages hold a file, and are closed."""
     transactions = source.iterator(start, stop)
     try:
         yield transactions

@@ -49,18 +49,18 @@ class Database:
         self.ahead = Counts()
         self.conflicts = Conflicts()
         self.memcached: Memcached | None = None
-        self.tier: Tier | None = None           # what the processes that share memcached have loaded
-        self.counter: CommitCounter | None = None       # of their commits
-        # How a record is wrapped (compressed, say) by a storage around this one: see IStorageWrapper.
+        self.tier: Tier | None = None           # what processes that share a memcached have loaded
+        self.counter: CommitCounter | None = None       # of the commits of these processes
+        # How a wrapper around this storage changes (compresses, say) a record: see IStorageWrapper.
         self.transform: Callable[[bytes], bytes] = _same
         self.untransform: Callable[[bytes], bytes] = _same
         self.epochs = Epochs(remembered=options.poll_limit)
-        self._forked = False        # and not used since
-        with ExitStack() as begun:  # to be closed where something fails
+        self._forked = False        # in a child process that has not used it yet
+        with ExitStack() as begun:  # closed if anything fails
             if options.cache_servers:
                 self.memcached = Memcached(split_servers(options.cache_servers), options.cache_module_name)
                 begun.callback(self.memcached.close)
-                # Further back than a poll may go, the log would be of no use.
+                # There is no use in a log that goes back further than a poll.
                 limit = min(10_000, options.poll_limit // 4)
                 self.tier = Tier(self.memcached, options.cache_prefix, self.cache, limit)
             self.adapter = adapter = address.open(options)
@@ -80,11 +80,11 @@ class Database:
         _databases.add(self)
 
     def _learn(self, session: Session) -> None:
-        """Begin with what the database is, and with what was saved of it."""
+        """Learn what the database is, and start with what was saved of its cache."""
         adapter = self.adapter
         meta = adapter.meta(session)
-        refuse_another_version(adapter, meta)       # the session knows the epoch of now: from here on that tells
-        self.name = meta['database']        # the same for whoever opens it
+        refuse_another_version(adapter, meta)       # later changes of it show: the session knows the current epoch
+        self.name = meta['database']        # the same in every process
         self.blobs.begin(session, meta)
         if self.memcached is not None:
             self.counter = CommitCounter(self.memcached, self.options.cache_prefix, self.name)
@@ -94,7 +94,7 @@ class Database:
             [self.oids, self.blobs, *([] if self.marks is None else [self.marks])])
         self.warm = self._saved_cache()
         sweeps, _ = adapter.sweeps.state(session)
-        last = cache(partial(adapter.last_tid, session))        # asked after the file, which others may renew
+        last = cache(partial(adapter.last_tid, session))        # asked after the file is read: others may renew it
         since = last()
         if self.warm:
             lasting = self._generations.lasting(session.epoch, sweeps)
@@ -117,7 +117,7 @@ class Database:
         if not options.cache_local_dir or not options.cache_local_mb:
             return None
         largest = options.cache_local_dir_write_max_size
-        this = weakref.ref(self)        # the thread must not keep a database that was dropped without close()
+        this = weakref.ref(self)        # the thread must not keep alive a database that was dropped without close()
 
         def epoch_of(generation: int) -> str:
             database = this()
@@ -134,22 +134,22 @@ class Database:
         return warm
 
     def known(self) -> Answer:
-        """Return where a view may stand without a question to the database."""
+        """Return where a view may stand without asking the database."""
         generation = self.cache.generation      # read before head: see Cache
         return self.cache.head, generation
 
     def shared_poll(self) -> Answer:
-        """Bring the cache up to date, together with whoever wants that in this moment."""
+        """Bring the cache up to date, together with other threads that want the same at this moment."""
         at, generation = self.polling.by_turns(partial(self.pool.attempt, self.poll))
         if generation == self.cache.generation:
-            at = max(at, self.cache.head)       # others may have polled later, and their answer is ours too
+            at = max(at, self.cache.head)       # others may have polled later; their answer serves us as well
         return at, generation
 
     def poll(self, session: Session, lost: bool = False) -> Answer:
         """Bring the cache up to date; return (the newest tid, the generation it belongs to).
 
-        lost: somebody has seen that the database went back.
-        Where the adapter reads_in_snapshot, the session then holds a snapshot of just that state.
+        lost: it is known already that the database went back. If the adapter reads_in_snapshot, the session holds a
+        snapshot of exactly that state afterwards.
         """
         if self._forked:
             self._begin_in_child(session)
@@ -176,7 +176,7 @@ class Database:
             refuse_another_version(self.adapter, self.adapter.meta(session))
             with self._generations.lock:
                 if generation != self.cache.generation:
-                    return last, generation     # a late answer, from an epoch that others know is over
+                    return last, generation     # a late answer, from an epoch that has ended meanwhile
                 log.warning('The database is not what it was: restarted, failed over, restored or emptied, or another '
                             'has its name now. It stands at tid %#x, and everything cached is dropped.', last)
                 self._begin_anew(session, epoch, sweeps, last)
@@ -197,16 +197,16 @@ class Database:
 
     def _finding(self, session: Session, generation: int, sweeps: int, since: int, last: int, stands: int,
                  changes: Sequence[tuple[int, int]], own: Sequence[tuple[int, int]]) -> Finding:
-        """Look into an answer from which what was known is missing. The session is the one that was answered.
+        """Examine an answer that lacks something this process knew. session: the one that got the answer.
 
-        own: of this process's commits.
+        own: what is missing of this process's own commits.
         """
         if last < max([since, *(tid for _, tid in own)]):
-            # Where it may lag, or a sweep has removed the last transaction, nobody else is to be disturbed.
+            # If this node may lag, or a sweep may have removed the last transaction, others are not disturbed.
             certain = not self.adapter.may_lag and sweeps == self.epochs.sweeps_of(generation)
             return Finding.LOST if certain else Finding.PERHAPS_LOST
         if self.adapter.may_lag or len(changes) > self.options.poll_limit:
-            return Finding.HOLDS        # of the latter nothing is served any more
+            return Finding.HOLDS        # with so many changes the cache drops everything anyway
         if own:
             return proof.finding_of(self.adapter, session, dict(own))
         *_, newest = self.cache.newest_changes(self.cache.log_limit, stands)
@@ -214,7 +214,7 @@ class Database:
         return proof.finding(self.adapter, session, known, stands, {oid for oid, _ in changes})
 
     def _end_epoch(self, session: Session, generation: int, epoch: str) -> bool:
-        """Have all other processes learn that the database went back, which some could not see any more later."""
+        """Make all other processes learn that the database went back: some could not see it any more later."""
         if self.options.read_only or self.adapter.may_lag or generation != self.cache.generation:
             return False
         try:
@@ -226,26 +226,26 @@ class Database:
         return True
 
     def refuse_another_version(self, session: Session) -> None:
-        """ConfigurationError if a newer relstore has changed the tables. After an error, too: that may be its cause."""
+        """ConfigurationError: a newer relstore has changed the tables. Called after errors too, to find the cause."""
         if not session.broken:
             session.rollback()
-            with suppress(DatabaseError):       # that is not to be read either: the first error says more
+            with suppress(DatabaseError):       # if this cannot be read either, the first error says more
                 refuse_another_version(self.adapter, self.adapter.meta(session))
 
     def changed_last(self, size: int) -> Sequence[tuple[int, int]]:
-        """Return (oid, tid) of some objects, which cannot be older than that: those that changed last."""
+        """Return (oid, tid) of the objects that changed last. None of them can be older than that in the database."""
         return self.cache.newest_changes(size)[2] or self.epochs.early[:size]
 
     def committed(self, tid: int, oids: Iterable[int]) -> None:
-        """Remember some objects of a commit of this process: the next poll has to tell of them."""
+        """Remember some objects of a commit of this process: the next poll must report them."""
         with self._generations.lock:
             self.epochs.committed(tid, oids)
 
     @contextmanager
     def announced(self) -> Iterator[None]:
-        """Tell the other processes of a commit, before it happens and afterwards.
+        """Tell the other processes of a commit, before and after it happens.
 
-        Where nobody knows whether it happened, or when it will, it is not told that it is over.
+        If nobody knows whether it happened, or when it will, they are not told that it is over.
         """
         token = False if self.counter is None else self.counter.begun()
         over = True
@@ -260,12 +260,12 @@ class Database:
                 self.counter.done(token)
 
     def _begin_anew(self, session: Session, epoch: str, sweeps: int, last: int) -> None:
-        self.pool.retire()      # sessions know the epoch they began in
+        self.pool.retire()      # each session knows the epoch in which it began
         if self.warm is not None:
             self.warm.discard()
         self._generations.begin(session, epoch, sweeps, last)
         if self.counter is not None:
-            self.counter.done(False)    # as of a commit that nobody counted: the others have to see it, too
+            self.counter.done(False)    # counts as a commit that was not announced, so that the others poll
 
     def zap_all(self) -> None:
         with closing(self.adapter.connect()) as alone, self.pool.session() as session, self.announced():
@@ -286,10 +286,10 @@ class Database:
     def plain(self, state: None) -> None: ...
 
     def plain(self, state: bytes | None) -> bytes | None:
-        """Return a record as it was before a storage around this one has wrapped it; as it is where none did."""
+        """Return a record as it was before a wrapper changed it; as it is if none did."""
         try:
             return self.untransform(state) if state else state
-        except Exception:       # whatever a wrapper raises where it did not wrap
+        except Exception:       # whatever a wrapper raises for a record that it did not wrap
             return state
 
     def cache_stats(self) -> dict[str, int]:
@@ -304,7 +304,7 @@ class Database:
 
     def close(self) -> None:
         if self.warm is not None:
-            self.warm.close()       # it asks the database about what others have saved
+            self.warm.close()       # first, because it asks the database about what others have saved
         self.pool.close()
         self.blobs.close()
         self.conflicts.close()
@@ -322,14 +322,14 @@ class Database:
         self._forked = True
 
     def _begin_in_child(self, session: Session) -> None:
-        """Begin as a new process does, at the first poll: a child that does not use the storage shall do nothing."""
+        """Begin as a new process does. At the first poll, so that a child that never uses the storage does nothing."""
         with self._generations.lock:
             if self._forked:
                 head, sweeps = self.cache.head, self.epochs.sweeps_of(self.cache.generation)
                 if self.warm is None or not self.warm.is_open:
                     self._generations.begin(session, self.epochs.now, sweeps, head, head)
                 else:
-                    # A file that is newer was saved by another process, and serves as well.
+                    # If the file is newer, another process has saved it, and it serves as well.
                     proves = partial(proof.is_proven, self.adapter, session)
                     saved = self.warm.head(self._generations.lasting(self.epochs.now, sweeps), lambda: MAX_TID, proves)
                     self._generations.begin(session, self.epochs.now, sweeps, head, min(head, saved))
@@ -342,13 +342,13 @@ def _same(record: bytes) -> bytes:
 
 
 def _missing(own: Iterable[tuple[int, int]], changes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return those of some commits, (oid, tid), of which a complete list of changes since does not tell."""
+    """Return those of `own` (oid, tid) that are missing from a complete list of changes."""
     found = dict(changes)
     return [(oid, tid) for oid, tid in own if found.get(oid, -1) < tid]
 
 
 _databases: weakref.WeakSet[Database] = weakref.WeakSet()
-# Servers that fork may have opened the storage before.
+# For servers that open the storage and then fork.
 
 
 def _now_in_child() -> None:

@@ -39,7 +39,7 @@ WITHOUT_EFFECT = {
     'commit_lock_id': 'has no effect: no supported database needs a number for the commit lock.',
 }
 
-#: Those that a site relies on: to do without them would be no small thing.
+#: Options of RelStorage that a site may rely on, so that ignoring them would do harm.
 REFUSED = {
     'replica_conf': _LATER + 'every session goes to the database that the adapter section names: leave it out.',
     'ro_replica_conf': _LATER + 'read-only sessions too go to the database that the adapter section names: leave it '
@@ -58,14 +58,14 @@ class Allowed:
 FLAG = Allowed('true or false', lambda value: isinstance(value, bool))
 BYTES = Allowed('a whole number, 0 or more', lambda value: value is None or type(value) is int and value >= 0)
 TEXT = Allowed('a text', lambda value: value is None or isinstance(value, str))
-# Servers count a timeout in milliseconds, in 32 bits; to some of them 0 means to wait for ever.
+# Servers count a timeout in milliseconds, in 32 bits; to some of them 0 means waiting for ever.
 SECONDS = Allowed('seconds, more than 0 and at most 86400',
                   lambda value: type(value) in (int, float) and 0 < value <= 86400)
 PART = Allowed('a number, 0 or more', lambda value: type(value) in (int, float) and 0 <= value < math.inf)
 # 0 turns something off.
 SECONDS_OR_0 = Allowed('seconds, 0 or more and at most 86400',
                        lambda value: type(value) in (int, float) and 0 <= value <= 86400)
-# Part of the keys in memcached, which have 250 characters at most.
+# It becomes part of keys in memcached, which have at most 250 characters.
 PREFIX = Allowed('up to 100 printable ASCII characters without blanks',
                  lambda value: isinstance(value, str) and re.fullmatch('[!-~]{0,100}', value) is not None)
 
@@ -81,7 +81,7 @@ def _option(default: Any, allowed: Allowed, help: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a storage can be told. Immutable; a value that is not allowed raises ConfigurationError."""
+    """The options of a storage. Immutable; a value that is not allowed raises ConfigurationError."""
 
     name: str | None = _option(None, TEXT, 'Name of the storage in logs and error messages.')
     read_only: bool = _option(False, FLAG, 'Refuse every write.')
@@ -176,7 +176,7 @@ class Options:
     def from_section(cls, section: object, warn: bool = True) -> Options:
         """Return the options set as attributes of a ZConfig section; None means not set.
 
-        As `make`; with `warn` false nothing is logged.
+        Otherwise like `make`. Nothing is logged if `warn` is False.
         """
         values = {name: getattr(section, name, None) for name in known_names()}
         return cls._make({name: value for name, value in values.items() if value is not None}, warn)

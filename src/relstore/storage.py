@@ -1,4 +1,4 @@
-"""RelStore: the face that ZODB sees. bytes here, ints inside."""
+"""RelStore: the storage, as ZODB sees it. Oids and tids are bytes here, ints inside."""
 import threading
 from collections.abc import Callable, Iterable
 from typing import IO, Any
@@ -47,10 +47,10 @@ from relstore.wrapping import Wrapping
 class RelStore(Administration, UndoLogCompatible):
     """A ZODB storage: RelStore(SQLite(data_dir)), RelStore(PostgreSQL(dsn), keep_history=False).
 
-    ZODB makes an instance for each of its connections with new_instance(); such a one is used by one thread at a
-    time. It sees the database as of one tid, its view, from one poll_invalidations() to the next. An instance that
-    has not polled has no such view: the one that the application made is of this kind (it is DB.storage), and
-    reads what is committed now. Its methods may be called by several threads.
+    ZODB makes an instance for each connection with new_instance(). One thread at a time uses it. From one
+    poll_invalidations() to the next it sees the database as of one tid: its view. An instance that never polls has no
+    view and reads what is committed now. The one that the application makes (DB.storage) is of this kind, and several
+    threads may call it at once.
     """
 
     def __init__(self, address: Address | Database, options: Options | None = None, **kw: Any):
@@ -59,12 +59,12 @@ class RelStore(Administration, UndoLogCompatible):
         self._adapter, self._pool, self._cache = self._database.adapter, self._database.pool, self._database.cache
         self.__name__ = self._database.options.name or f'relstore {self._adapter.name}'
         self._view, self._blobs = View(self._database), self._database.blobs.new_instance()
-        self._poll_may_fail = True              # may the next poll_invalidations raise?
+        self._poll_may_fail = True              # may the next poll_invalidations raise an error?
         self._refused: set[int] = set()         # see Links
         self._txn: Transaction | None = None
         self._walks = Walks(self._adapter)
         self._wrapper = None                    # a storage around this one, see registerDB
-        # Held while a commit is there and not yet told; see lastTransaction.
+        # Held while a commit is visible, but ZODB has not been told; see lastTransaction.
         self._finish_lock = threading.RLock()
         self._over_base = False                 # are these the changes of a DemoStorage? See _lock.
         self._commit_lock = threading.Lock()    # held from tpc_begin to tpc_finish or tpc_abort
@@ -75,7 +75,7 @@ class RelStore(Administration, UndoLogCompatible):
 
     @property
     def database(self) -> Database:
-        """What all instances share: for commands that do more than ZODB asks for."""
+        """What all instances share; for commands."""
         return self._database
 
     # IStorage: what it is -----------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ class RelStore(Administration, UndoLogCompatible):
         return self.__name__
 
     def sortKey(self) -> str:
-        """The same in every process: transactions over several databases lock them in this order."""
+        """Return the same in every process: a transaction over several databases locks them in this order."""
         return f'relstore:{self._database.name}'
 
     def isReadOnly(self) -> bool:
@@ -103,17 +103,17 @@ class RelStore(Administration, UndoLogCompatible):
     # IMVCCStorage: instances and views ----------------------------------------------------------------------------
 
     def new_instance(self) -> 'RelStore':
-        """Return an instance for one connection. It changes records as a wrapper around this one does.
+        """Return an instance for one connection. It changes records as the wrapper around this storage does.
 
-        Most wrappers have no new_instance and hand this call down, so nothing is around what is returned. One whose
-        load is ours (ServerZlibStorage, say) leaves records to others.
+        Most wrappers have no new_instance of their own and pass this call on, so nothing wraps the new instance. A
+        wrapper whose load is ours (ServerZlibStorage, say) leaves records alone when they are read.
         """
         if getattr(self._wrapper, 'load', self.load) == self.load:
             return RelStore(self._database)
         return _Wrapped(self._database, self._wrapper)
 
     def before_instance(self, before: bytes) -> HistoricalStorageAdapter:
-        """Return a read-only instance that sees the database as it was before the tid `before`."""
+        """Return a read-only instance that sees the database as it was before that tid."""
         return HistoricalStorageAdapter(self.new_instance(), before)
 
     def release(self) -> None:
@@ -123,22 +123,22 @@ class RelStore(Administration, UndoLogCompatible):
             self._end(self._txn)
 
     def sync(self, force: bool = True) -> None:
-        """Nothing to do: poll_invalidations, which follows, asks the database.
+        """Do nothing: poll_invalidations, which ZODB calls next, asks the database.
 
-        force: False where ZODB is inside of commit() or open().
+        force: False if ZODB is inside of commit() or open().
         """
         self._poll_may_fail = force
 
     def afterCompletion(self) -> None:
-        """Between transactions nothing is open in the database."""
+        """Leave nothing open in the database between transactions."""
         self._view.end()
         self._blobs.end_view()
 
     def poll_invalidations(self) -> list[bytes] | None:
-        """Move the view to now. Return the oids that changed on the way; None if everything may have.
+        """Move the view to now. Return the oids that changed since the last view; None if any object may have changed.
 
-        Where the database cannot be asked, commit() must not raise, for all is done and a retry would do it again; nor
-        open(), for ZODB would lose the connection. Then the first load raises, until the next transaction begins.
+        If the database cannot be asked, this must not raise inside of commit(), which is done and would be repeated,
+        nor inside of open(), where ZODB would lose the connection. Then the new transaction's first load raises.
         """
         changed = self._view.begin(self._poll_may_fail)
         return None if changed is None else [p64(oid) for oid in changed]
@@ -200,7 +200,7 @@ class RelStore(Administration, UndoLogCompatible):
         """Return the tid of this view's state; without a view, of the newest transaction."""
         if self._view.at is not None:
             return p64(self._view.at)
-        # Who asks may have a cache, and learn of a commit of this process by the `func` of tpc_finish: not after this.
+        # A caller with a cache of its own learns of our commits by the `func` of tpc_finish. That must come first.
         with self._finish_lock:
             return p64(self._pool.attempt(self._adapter.last_tid))
 
@@ -246,7 +246,7 @@ class RelStore(Administration, UndoLogCompatible):
         try:
             return list(map(p64, txn.vote()))
         except ConflictError:
-            self._database.polling.forget()     # nobody may have counted what it met: the next attempt is to ask
+            self._database.polling.forget()     # the other commit may not be counted yet: the next attempt must ask
             raise
 
     def tpc_finish(self, transaction: IStorageTransactionMetaData, func: Callable[[bytes], None] = lambda tid: None
@@ -267,7 +267,7 @@ class RelStore(Administration, UndoLogCompatible):
             self._end(self._txn)
 
     def _current(self, transaction: IStorageTransactionMetaData, phase: str = OPEN) -> Transaction:
-        """Return what is being committed. StorageTransactionError if that is another one, or not in this phase."""
+        """Return the transaction that is being committed. StorageTransactionError: it is another one, or too late."""
         txn = self._txn
         if txn is None or txn.metadata is not transaction:
             self._check_writable()      # such a storage never has one
@@ -284,13 +284,13 @@ class RelStore(Administration, UndoLogCompatible):
             self._commit_lock.release()
 
     def tpc_transaction(self) -> IStorageTransactionMetaData | None:
-        """Return the transaction that is being committed, or None. A server of ZEO asks."""
+        """Return the transaction that is being committed, or None. A ZEO server asks."""
         txn = self._txn         # another thread may end it
         return None if txn is None else txn.metadata
 
     @property
     def _lock(self) -> threading.RLock:
-        """A DemoStorage takes the lock of its changes: that is how it is known that objects may be in its base."""
+        """A DemoStorage takes the lock of its changes. So we learn that objects may be in its base."""
         self._over_base = True
         return self._finish_lock
 
@@ -335,7 +335,7 @@ class RelStore(Administration, UndoLogCompatible):
         return self._adapter.keep_history
 
     def undo(self, transaction_id: bytes, transaction: IStorageTransactionMetaData) -> tuple[None, list[bytes]]:
-        """Undo a transaction as part of this one; return (None, oids that are put back)."""
+        """Undo a transaction as part of this one; return (None, oids of the objects that are put back)."""
         txn = self._current(transaction)
         self._check_history()
         return None, [p64(oid) for oid in txn.undo(u64(transaction_id))]
@@ -359,11 +359,11 @@ class RelStore(Administration, UndoLogCompatible):
                                            min(u64(stop), MAX_TID) if stop else MAX_TID)
 
     def record_iternext(self, next: bytes | None = None) -> tuple[bytes, bytes, bytes, bytes | None]:
-        """Return (oid, tid, state, what to call it with next or None), all of one snapshot.
+        """Return (oid, tid, state, next), all from one snapshot. The last `next` is None.
 
-        next: None, or an oid to begin at; or what the last call returned, which is good for this instance alone, and
-        for half an hour (a minute after a call with an oid). Of that the first 8 bytes are the next object's oid.
-        ValueError if there is nothing, or if next is neither. Unavailable if the snapshot is gone: begin again.
+        next: None, or an oid to begin at; or what the last call returned. That is valid in this instance only, for half
+        an hour (a minute after a call with an oid), and its first 8 bytes are the oid of the next object.
+        ValueError: there is nothing, or `next` is none of these. Unavailable: the snapshot is gone, begin again.
         """
         oid, tid, state, following = self._walks.record(next)
         return p64(oid), p64(tid), state, following
@@ -371,8 +371,8 @@ class RelStore(Administration, UndoLogCompatible):
     def copyTransactionsFrom(self, other: Any, progress: copying.Progress | None = None) -> None:
         """Copy all transactions of another storage; see copying.copy_transactions.
 
-        Nobody can pack meanwhile: what is garbage may be linked by a transaction that is still to come. Unavailable
-        if that could not be prevented to the end: copy again. StorageError if nothing can be added to what is here.
+        Nobody can pack meanwhile: a transaction that is still to come may link what is garbage now. Unavailable: packs
+        could not be kept out to the end, so copy again. StorageError: nothing can be added to what is here.
         """
         self._check_writable()
         with copying.guarded(self._adapter) as guard:
@@ -380,7 +380,7 @@ class RelStore(Administration, UndoLogCompatible):
 
 
 def _number(oid: bytes) -> int:
-    """Return the oid of an object that may be there; POSKeyError of one that cannot."""
+    """Return an oid as an int. POSKeyError: there cannot be such an object."""
     number = int.from_bytes(oid, 'big')
     if len(oid) != 8 or number > MAX_TID:
         raise POSKeyError(oid)
@@ -388,4 +388,4 @@ def _number(oid: bytes) -> int:
 
 
 class _Wrapped(Wrapping, RelStore):
-    """An instance that does itself what a wrapper does around the storage that made it."""
+    """An instance that wraps and unwraps records itself."""

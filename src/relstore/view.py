@@ -1,12 +1,12 @@
 """View: what one connection sees, the database as of one tid, from one begin() to the next.
 
-There is none before the first begin(): then everything is read as it is now. Nor is there one after a commit, for
-others may have committed between the view and that: the first load takes another one, and the next begin() reports what
-changed on the way. Where the database cannot be asked when a view is to begin, nothing can be loaded until the next one
-does.
+There is no view before the first begin(): everything is read as it is now. Nor is there one after a commit, because
+others may have committed between the view and that commit: the first load takes a new view, and the next begin()
+reports what changed since the old one. If the database cannot be asked when a view is to begin, nothing can be loaded
+until the next begin().
 
-Where history is kept, or the server shows one state to a transaction, whoever reads at `at` reads the same whenever he
-asks. Elsewhere a view has a session whose transaction stands there: see Snapshot.
+With history a read at `at` has the same result whenever it is done, in any session. Elsewhere the view has a session of
+its own, whose transaction stands at `at`: see Snapshot.
 """
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -23,9 +23,9 @@ from relstore.database import Database
 from relstore.errors import StorageError, Unavailable
 from relstore.sessions.session import Result, Row, Session
 
-# Objects that one statement prefetches, at most.
+# At most so many objects are prefetched by one statement.
 PREFETCH = 1000
-# Rows that wait for memcached, at most.
+# At most so many rows wait to be sent to memcached.
 SHARED = 100
 
 # (oid, state, tid, references or None): what was loaded of an object.
@@ -33,10 +33,10 @@ Loaded = tuple[int, bytes | None, int, bytes | None]
 
 
 class View:
-    """One connection's view. It is used by one thread at a time; apart from load() where it has never begun.
+    """One connection's view. One thread at a time uses it, except for load() before the first begin().
 
-    at: the tid it stands at; None where there is none. generation: of the database, when it was taken.
-    hit: the last state that was found in the cache, if no load has missed since; whoever finds one sets it.
+    at: the tid at which it stands; None: there is no view. generation: of the cache, when the view was taken.
+    hit: the last state that was found in the cache, if no load has missed since; set by the caller that found it.
     """
 
     def __init__(self, database: Database):
@@ -46,22 +46,22 @@ class View:
         self.generation = -1
         self.hit: bytes | None = None
         self._began = self._cache.generation    # when the connection began
-        self._since: int | None = None          # where its first view stood; 0 if anything was loaded without
-        self._told: tuple[int | None, int] = None, -1   # up to where the connection knows what changed: at, generation
-        self._own: int | None = None            # tid of its commit since then
-        self._failure: StorageError | None = None       # why there is none
+        self._since: int | None = None          # where its first view stood; 0 if anything was loaded without a view
+        self._told: tuple[int | None, int] = None, -1   # (at, generation) up to which invalidations were reported
+        self._own: int | None = None            # tid of the connection's own commit since then
+        self._failure: StorageError | None = None       # why the view could not begin
         self._snapshot = Snapshot(database)
-        self._standing = Standing()             # where it may be, for those who keep what it sees
+        self._standing = Standing()             # where it may stand, for Bases
         self._cache.add_view(self._standing)
         self._ahead = ReadAhead(self._cache, database.ahead, database.plain)
-        self._unshared: list[Loaded] = []       # what memcached is to get: one message a transaction, not one a load
+        self._unshared: list[Loaded] = []       # to be sent to memcached: one message a transaction, not one a load
 
     # Beginning and ending -----------------------------------------------------------------------------------------
 
     def begin(self, may_fail: bool = True) -> list[int] | None:
-        """Move to now. Return the oids that changed on the way; None if everything may have.
+        """Move to now. Return the oids that changed since the last view; None if any object may have changed.
 
-        may_fail: whether to raise where the database cannot be asked, or to leave that to the first load.
+        may_fail: whether to raise if the database cannot be asked; otherwise the first load raises.
         """
         self.share()
         self._snapshot.end()
@@ -72,7 +72,7 @@ class View:
         try:
             self._take()
         except StorageError as e:
-            self._failure = e       # a view of a later time would not fit what the connection still holds
+            self._failure = e       # a later view would not match what the connection still has in its cache
             if may_fail:
                 raise
             return []
@@ -101,18 +101,18 @@ class View:
         self._standing.between = None
 
     def begin_commit(self) -> Origin:
-        """Give the session back, for a vote needs one. Return what is to be committed is based on."""
+        """Give the session back, because the vote needs one. Return what the transaction is based on."""
         self._snapshot.end()
         last, generation = self._told
         at = last if self.at is None and self._database.epochs.is_current(generation) else self.at
         return Origin(self.generation, at, self._began, 0 if at is None else self._since or 0)
 
     def committed(self, tid: int) -> None:
-        """The connection has committed. Other commits may lie between the view and this one: it is no more."""
+        """The connection has committed. The view ends, because others may have committed since it began."""
         self.at, self._own = None, tid
 
     def lose(self) -> None:
-        """Everything has changed."""
+        """End the view; the next begin() reports that everything may have changed."""
         self.at, self.generation, self._told = None, -1, (self._told[0], -1)
 
     # Reading ------------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class View:
     def load(self, oid: int) -> Row | None:
         """Return (state, tid, ...) of an object that is not cached; without a view, as it is now.
 
-        ReadConflictError if what the view sees is gone. Unavailable if the view could not begin.
+        ReadConflictError: what the view sees is gone. Unavailable: the view could not begin.
         """
         at = self.at
         if at is None:
@@ -132,7 +132,7 @@ class View:
         else:
             row = self._read(oid, self._adapter.load_at, oid, at)
         if row is None:
-            # The view's own snapshot sees nothing newer than the view: what it does not see is not there.
+            # A snapshot sees nothing newer than the view, so what it does not see never was there.
             if self._snapshot.may_miss and self._read(oid, self._adapter.current_tid, oid) is not None:
                 raise ReadConflictError('The revision that this transaction sees is gone', oid=p64(oid))
         elif row[0] is not None:
@@ -153,7 +153,7 @@ class View:
         return self.load(oid) if hit is None else (hit.state, hit.tid)
 
     def _load_with(self, others: list[int], oid: int, at: int) -> Row | None:
-        """Load one object, and put others into the cache that are likely to be wanted next."""
+        """Load one object, and with it others that are likely to be wanted next: those go into the cache."""
         loaded = self._fetch([oid, *others], 1, at, min(LARGEST_STATE_BYTES, self._cache.object_max))
         self._keep((row for row in loaded if row[0] != oid), at)
         return next((row[1:] for row in loaded if row[0] == oid), None)
@@ -170,7 +170,7 @@ class View:
             try:
                 loaded = self._fetch(batch, len(batch), at, self._cache.object_max)
             except ReadConflictError:
-                return              # load() will say so
+                return              # load() will raise it
             self._keep(loaded, at)
 
     def _keep(self, loaded: Iterable[Loaded], at: int) -> None:
@@ -181,10 +181,9 @@ class View:
                     self._ahead.saw(oid, state, refs)
 
     def _fetch(self, oids: list[int], wanted: int, at: int, largest: int) -> list[Loaded]:
-        """Return those of these objects that the view sees, the first of any size.
+        """Return the objects that the view sees: the first one whatever its size, others of up to `largest` bytes.
 
-        largest: bytes that the states of the others may have. Where memcached has the first `wanted` of them, the
-        database is not asked for the others.
+        If memcached has the first `wanted` of them, the database is not asked for the rest.
         """
         tier = self._database.tier
         shared = tier.get(oids, at, self.generation) if tier is not None else {}
@@ -205,14 +204,14 @@ class View:
         return rows + loaded
 
     def share(self) -> None:
-        """Give to memcached what was loaded since."""
+        """Send what was loaded since the last time to memcached."""
         tier = self._database.tier
         if tier is not None and self._unshared and self.at is not None:
             tier.put(self._unshared, self.at, self.generation)
         self._unshared = []
 
     def read(self, oid: int, read: Callable[..., Result], *arguments: Any) -> Result:
-        """As _read; without a view, of what is there now."""
+        """Do the same as _read; without a view, read what is there now."""
         return self._pool.attempt(read, *arguments) if self.at is None else self._read(oid, read, *arguments)
 
     def _read(self, oid: int, read: Callable[..., Result], *arguments: Any) -> Result:
@@ -229,7 +228,7 @@ class View:
             result, epoch = self._pool.attempt(_with_epoch, read, arguments)
             generation = self.generation if epoch == self._database.epochs.now else -1
         if not self._database.epochs.is_current(generation):
-            self._database.polling.forget()     # nothing may have been committed since, but nothing is as it was
+            self._database.polling.forget()     # no commit may have been counted, but the database is another one
             raise ReadConflictError('The database was restarted after a crash, failed over, or restored since this '
                                     'transaction began', oid=p64(oid))
         return result
@@ -240,24 +239,24 @@ def _with_epoch(session: Session, read: Callable[..., Result], arguments: tuple[
 
 
 class Snapshot:
-    """A session whose transaction stands at the view, where the adapter reads in snapshots.
+    """A session whose transaction stands at the view, if the adapter reads in snapshots.
 
-    session: None if there is none. due: nobody has needed it yet, because the poll was saved.
+    session: None if there is none. due: the view began without asking the database, and nothing was read since.
     """
 
     def __init__(self, database: Database):
         self._database, self._pool = database, database.pool
         self.session: Session | None = None
         self.due = False
-        self._late = False          # when it was taken at last, others had committed
+        self._late = False          # others had committed when it was taken
 
     @property
     def may_miss(self) -> bool:
-        """May there be an object of which nothing is seen, though it was there when the view began?"""
+        """May an object be invisible here that was there when the view began?"""
         return self.session is None or self._late
 
     def poll(self) -> Answer:
-        """Take it, and bring the cache up to date with what it sees; see Database.poll."""
+        """Take a snapshot, and bring the cache up to date with what it sees; see Database.poll."""
         try:
             return self._poll()
         except Exception:
@@ -277,7 +276,7 @@ class Snapshot:
         return self._database.poll(self.session)
 
     def take_late(self, at: int) -> None:
-        """Take it for a view that stands at `at` already."""
+        """Take a snapshot for a view that stands at `at` already."""
         last, _ = self.poll()
         self.due, self._late = False, last != at
 

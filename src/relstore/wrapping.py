@@ -32,7 +32,7 @@ class Wrapping(Storage):
         self._unwrap: Callable[[bytes], bytes] = wrapper.untransform_record_data
 
     def registerDB(self, wrapper: IStorageWrapper) -> None:
-        """Leave it to the wrapper: this one has a new_instance, which has wrapped what ours has returned."""
+        """Leave records to this wrapper: it has a new_instance of its own, which has wrapped the instance."""
         super().registerDB(wrapper)
         self._wrap = self._unwrap = lambda record: record
 
