@@ -14,7 +14,7 @@ from relstore.errors import LockTimeout, StorageError
 from relstore.sessions.driver import Driver
 from relstore.sessions.session import Row, Session, execute
 
-# Whether SQLite itself waits for a lock.
+# Whether SQLite itself waits for a lock. Not in an SQL file: a session knows no adapter.
 IMPATIENT, PATIENT = 'PRAGMA busy_timeout = 0', 'PRAGMA busy_timeout = {}'
 # Between two tries to get the lock for writers: half of it makes all slower, twice as much some.
 LONGEST_PAUSE_SECONDS = 0.004

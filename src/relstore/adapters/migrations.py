@@ -48,10 +48,12 @@ def texts(database: str, number: int, keep_history: bool) -> dict[str, str]:
 
 
 def begins(number: int) -> dict[str, str]:
+    """Return what each migration begins with; in no SQL file, because it has the number."""
     return {'(relstore_meta) begins': f"UPDATE {{relstore_meta}} SET value = 'to {number}' WHERE name = 'schema';"}
 
 
 def ends(number: int) -> dict[str, str]:
+    """Return what each migration ends with."""
     return {'(relstore_meta) ends': f"UPDATE {{relstore_meta}} SET value = '{number}' WHERE name = 'schema';"}
 
 

@@ -77,8 +77,6 @@ class MySQLAdapter(Adapter):
         self.may_lag = server.in_cluster        # a node may not have applied what another one has committed
         keeps, maria = self.keep_history, server.product == 'MariaDB'
         self._tables = Tables(
-            id='BIGINT', integer='SIGNED', bytes='LONGBLOB', chunk='LONGBLOB', bool='BOOLEAN', no='FALSE',
-            md5='CHAR(32) CHARACTER SET ascii', text='VARCHAR(100) CHARACTER SET ascii',
             memory='MEMORY' if server.has_memory else 'InnoDB',
             epoch_value='{epoch_written_or_none}' if self.read_only else '{epoch_written}',
             in_order='{write_in_order};' if server.in_cluster else '',
@@ -100,6 +98,7 @@ class MySQLAdapter(Adapter):
         """
         changed = [match.groups() for match in map(_CHANGED.match, statements) if match]
         tables = {'relstore_sweep'} & relations | {name for _, name in changed}
+        # In no SQL file, because they have the names of tables.
         session.run('LOCK TABLES ' + ', '.join(f'{name} WRITE' for name in sorted(tables)))
         for name in dict.fromkeys(name for how, name in changed if how == 'ALTER TABLE'):
             session.run(f"ALTER TABLE {name} COMMENT ''")       # changes nothing

@@ -93,7 +93,7 @@ class PackLockOnSQLite(PackLock):
     _adapter: SQLiteAdapter
 
     def take(self, session: FileSession) -> str | None:     # type: ignore[override]
-        session.run('PRAGMA mmap_size = 0')     # else what this session removes counts as memory of the process
+        session.run(self._adapter.sql.map_nothing)
         path = self._adapter.data_dir / 'pack.lock'
         try:
             file = open(path, 'a+')         # noqa: SIM115 (closed with the session)

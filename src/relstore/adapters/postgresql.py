@@ -88,9 +88,7 @@ class PostgreSQLAdapter(Adapter):
         self.namespace, self._locks = name, locks
         keeps, group = self.keep_history, self._address.group_commit
         self._tables = Tables(
-            prefix='"' + name.replace('"', '""') + '".', id='BIGINT', integer='BIGINT', bytes='BYTEA', chunk='OID',
-            bool='BOOLEAN', no='FALSE', md5='CHAR(32)', text='TEXT', unlogged='UNLOGGED',
-            seed=str(zlib.crc32(name.encode())),
+            prefix='"' + name.replace('"', '""') + '".', seed=str(zlib.crc32(name.encode())),
             key='' if self._locks == 'plain' else '{relstore_key_2}',
             group='TRUE' if group else 'FALSE', durable='{wait_for_the_disk}' if group else '')
         self.sql = Statements('common.sql', 'postgresql.sql', keep_history=keeps, macros=self._tables,

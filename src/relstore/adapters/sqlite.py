@@ -60,11 +60,8 @@ class SQLiteAdapter(Adapter):
         self.oid_file = OidFile(self)
         self.neighbours, self.looked_around = Neighbours(self.path), 0.0
         self.file = File(self.path)
-        self._tables = Tables(
-            reserved=frozenset({'transaction'}), id='INTEGER', integer='INTEGER', bytes='BLOB', chunk='BLOB',
-            bool='INTEGER', no='0', md5='TEXT', text='TEXT', unlogged='')
-        self.sql = Statements('common.sql', 'sqlite.sql', keep_history=keep_history, macros=self._tables,
-                              placeholder='?')
+        self.sql = Statements('common.sql', 'sqlite.sql', keep_history=keep_history,
+                              macros=Tables(reserved=frozenset({'transaction'})), placeholder='?')
 
     def __str__(self) -> str:
         return f'The database {self.path}'
@@ -107,7 +104,7 @@ class SQLiteAdapter(Adapter):
         session = self.connected(FileSession, path, queue, self.file if path == self.path else None)
         try:
             for name, value in self._pragmas.items():
-                session.run(f'PRAGMA {name} = {value}')
+                session.run(f'PRAGMA {name} = {value}')     # as configured, so it is in no SQL file
         except BaseException:
             session.close()
             raise
@@ -177,7 +174,7 @@ class SQLiteAdapter(Adapter):
         try:
             self._refuse_unknown_pragmas(session)
             if not self.read_only:
-                session.all('PRAGMA journal_mode = WAL')
+                session.all(self.sql.use_wal)
             Completion(self, session).run(create)
             if not self.read_only:
                 self._adopt_oids(session)
@@ -270,7 +267,7 @@ class SQLiteAdapter(Adapter):
             super().add_garbage(session, rows)
 
     def begin_snapshot(self, session: FileSession) -> int:
-        session.run('PRAGMA mmap_size = 0')     # else what is read counts as memory of this process
+        session.run(self.sql.map_nothing)
         session.retire()
         session.run(self.sql.begin_read)
         return self.last_tid(session)

@@ -52,8 +52,8 @@ class SQLiteCommit(Commit['SQLiteAdapter', FileSession]):
         if time.monotonic() > adapter.looked_around + LOOK_AGAIN_SECONDS:
             adapter.look_around()
         if len(wanted) > LARGE_OBJECTS:
-            session.run('PRAGMA mmap_size = 0')     # else what is read counts as memory of this process
-            session.retire()                        # later users are to read as fast as ever
+            session.run(self._sql.map_nothing)
+            session.retire()        # later users are to read as fast as ever
         vote = self._sql.vote, (ballot.at, str(wanted))
         rows = session.try_to_write(self._sql.begin_write, [vote])
         waits: list[tuple[int, float]] = []

@@ -4,6 +4,31 @@
 
 -- Macros -------------------------------------------------------------------------------------------------------
 
+-- Types of columns, and a value of one.
+-- macro: id
+BIGINT
+
+-- macro: integer
+SIGNED
+
+-- macro: bytes
+LONGBLOB
+
+-- macro: chunk
+LONGBLOB
+
+-- macro: bool
+BOOLEAN
+
+-- macro: no
+FALSE
+
+-- macro: md5
+CHAR(32) CHARACTER SET ascii
+
+-- macro: text
+VARCHAR(100) CHARACTER SET ascii
+
 -- macro: oids
 JSON_TABLE($oids, '$[*]' COLUMNS (zoid BIGINT PATH '$'))
 

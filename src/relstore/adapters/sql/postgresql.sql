@@ -2,6 +2,34 @@
 
 -- Macros -------------------------------------------------------------------------------------------------------
 
+-- Types of columns, and a value of one.
+-- macro: id
+BIGINT
+
+-- macro: integer
+BIGINT
+
+-- macro: bytes
+BYTEA
+
+-- macro: chunk
+OID
+
+-- macro: bool
+BOOLEAN
+
+-- macro: no
+FALSE
+
+-- macro: md5
+CHAR(32)
+
+-- macro: text
+TEXT
+
+-- macro: unlogged
+UNLOGGED
+
 -- macro: oids
 (SELECT pg_catalog.unnest($oids::bigint[]) AS zoid)
 

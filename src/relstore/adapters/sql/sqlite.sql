@@ -1,5 +1,32 @@
 -- What SQLite says otherwise. It has no server, so a commit is a series of plain statements.
 
+-- Types of columns, and a value of one.
+-- macro: id
+INTEGER
+
+-- macro: integer
+INTEGER
+
+-- macro: bytes
+BLOB
+
+-- macro: chunk
+BLOB
+
+-- macro: bool
+INTEGER
+
+-- macro: no
+0
+
+-- macro: md5
+TEXT
+
+-- macro: text
+TEXT
+
+-- macro: unlogged
+
 -- macro: oids
 (SELECT value AS zoid FROM json_each($oids))
 
@@ -17,6 +44,14 @@ CASE WHEN sweeping > 0 THEN sweeping ELSE -deleted END
 -- Of a list, the objects that a batch of a sweep is about.
 -- macro: in_batch
 pack_id = $pack_id AND zoid > $oid AND zoid <= $upto_oid
+
+-- The file is read by way of memory maps, and what is read so counts as memory of the process: not for a session that
+-- reads much of it.
+-- name: map_nothing
+PRAGMA mmap_size = 0
+
+-- name: use_wal
+PRAGMA journal_mode = WAL
 
 -- name: begin_read
 BEGIN
