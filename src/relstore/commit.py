@@ -132,6 +132,8 @@ class Transaction:
             self._reserve_oids()
         if spool.blobs:
             self._repeat_blobs()
+        if spool.deleted and database.blobs.supported and not self._adapter.keep_history:
+            self._delete_blobs()
         if self._sent:
             commit.send_again(spool.batches(self._adapter.message_size, resolved))
         else:
@@ -157,6 +159,12 @@ class Transaction:
         for oid, tid in copies.items():     # checked last: what is removed never comes back
             if not blobs.has(session, oid, tid):
                 raise UndoError('The data of the blob to go back to is not there.', p64(oid))
+
+    def _delete_blobs(self) -> None:
+        """Without history nothing needs the data of what is deleted any more."""
+        oids = self._adapter.chunks.of(self._session, self._spool.deleted)
+        if oids:
+            self._commit.delete_blobs(oids)
 
     def _verdict(self, ballot: Ballot) -> Verdict:
         """Send the vote, again if that may help, and count what it waited for."""

@@ -54,6 +54,13 @@ def changed_garbage(database: object) -> Unavailable:
                        'interrupted pack has removed; nothing was removed. Commit something else, and try again.')
 
 
+class DamagedBlob(StorageError):
+    """The data of a blob is not what was committed: it was changed, or cut short, where it is kept.
+
+    Nothing of it was given away. It is to be restored from a backup.
+    """
+
+
 class OutcomeUnknown(StorageError):
     """The commit was sent, and no server could be reached to ask whether it happened.
 

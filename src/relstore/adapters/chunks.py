@@ -2,16 +2,23 @@
 
 Here as rows: the chunks of a revision have the numbers from 0 on, and an empty blob one chunk of no bytes, so that it
 is not taken for none.
+
+What the data of a revision is, its size and its digest, is recorded in the table relstore_blob when it is stored,
+wherever the data goes. RelStorage records nothing: its blobs are taken as they are.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from ZODB.POSException import POSKeyError
 from ZODB.utils import p64
 
-from relstore.sessions.session import Session
+from relstore.errors import DamagedBlob
+from relstore.sessions.session import Row, Session
 
 if TYPE_CHECKING:
     from relstore.adapters.base import Adapter
@@ -20,6 +27,22 @@ if TYPE_CHECKING:
 PIECE_BYTES = 4 * 1024 * 1024
 # Chunks that are asked for at first, before it is known how long they are.
 FIRST = 4
+# Bytes of a file that are read at a time to record it.
+READ_BYTES = 256 * 1024
+# Objects that are looked up at a time.
+LOOKED_UP = 10_000
+
+
+class Record(NamedTuple):
+    """What the data of a blob is. size: in bytes. digest: SHA-256, 32 bytes."""
+    size: int
+    digest: bytes
+
+
+class Data(NamedTuple):
+    """The data of a revision as it is found. record: what it should be, None where nobody has recorded that."""
+    record: Record | None
+    pieces: Iterator[bytes]
 
 
 class Chunks:
@@ -34,31 +57,46 @@ class Chunks:
         """Whether there are any."""
         return bool(session.all(self._adapter.sql.has_blobs))
 
+    def of(self, session: Session, oids: Iterable[int]) -> list[int]:
+        """Return those of these objects that have blobs, in the database or recorded. Without history alone."""
+        oids, found = iter(oids), set()
+        while some := list(islice(oids, LOOKED_UP)):
+            found |= {oid for oid, in session.all(self._adapter.sql.blobs_of, (self._adapter.oid_list(some),))}
+        return sorted(found)
+
     def size(self, session: Session, oid: int, tid: int) -> int | None:
         """Return the bytes of a revision's blob, or None if it has none."""
         [[size]] = session.all(self._adapter.sql.blob_size, (oid, tid))
         return None if size is None else int(size)
 
+    def record(self, session: Session, oid: int, tid: int) -> Record | None:
+        """Return what is recorded of a revision's blob, wherever its data is; None: nothing."""
+        return recorded(session.one(self._adapter.sql.blob_record, (oid, tid)) or (None, None))
+
     def read(self, session: Session, oid: int, tid: int) -> Iterator[bytes]:
-        """Yield the data in pieces; nothing where there is none. A small blob takes one round trip.
+        """Yield the data in pieces, whatever is recorded of it; nothing where there is none. As open."""
+        data = self.open(session, oid, tid)
+        if data is not None:
+            yield from data.pieces
+
+    def open(self, session: Session, oid: int, tid: int) -> Data | None:
+        """Return the data, in pieces; None where there is none. A small blob takes one round trip.
 
         Chunks may have any size: of long ones a part is asked for at a time.
 
-        POSKeyError: it is gone, or a chunk is missing: what was yielded is not all.
+        POSKeyError, while it is read: it is gone, or a chunk is missing: what was yielded is not all.
         """
         most = min(PIECE_BYTES, self.longest_row)
-        number, start, size, limit = 0, 1, most // FIRST, FIRST
-        last = None     # the number of the last chunk, as the first answer has it: what is gone later is missed
-        while last is None or number <= last:
-            rows = session.all(self._adapter.sql.chunk_rows, (oid, tid, number, start, size, limit))
-            if last is None:
-                if not rows:
-                    return
-                last = rows[0][0]
-            elif not rows:
-                raise _missing(oid, tid, number)
+        rows = session.all(self._adapter.sql.chunk_rows, (oid, tid, 0, 1, most // FIRST, FIRST))
+        return Data(recorded(rows[0][4:]), self._pieces(session, oid, tid, rows, most)) if rows else None
+
+    def _pieces(self, session: Session, oid: int, tid: int, rows: list[Row], most: int) -> Iterator[bytes]:
+        """rows: the first. most: bytes that are asked for at a time."""
+        number, start = 0, 1
+        last = rows[0][0]       # the number of the last chunk, as the first answer has it: what is gone later is missed
+        while True:
             longest = 1
-            for _, found, length, piece in rows:
+            for _, found, length, piece, *_ in rows:
                 if found != number:
                     raise _missing(oid, tid, number)
                 piece = piece or b''        # SQLite makes NULL of a part of nothing
@@ -67,8 +105,55 @@ class Chunks:
                 if start <= length:
                     break       # the rest of a long one comes next
                 number, start = number + 1, 1
+            if number > last:
+                return
             limit = max(most // longest, 1)
-            size = most // limit
+            rows = session.all(self._adapter.sql.chunk_rows, (oid, tid, number, start, most // limit, limit))
+            if not rows:
+                raise _missing(oid, tid, number)
+
+
+def recorded(row: Sequence[Any]) -> Record | None:
+    """Return what a row of (size, digest) says; both are None where nothing is recorded."""
+    size, digest = row
+    return None if size is None else Record(size, bytes(digest))
+
+
+def record_of(path: str) -> Record:
+    """Return what is to be recorded of the data in a file."""
+    digest, size = hashlib.sha256(), 0
+    with open(path, 'rb', buffering=0) as file:
+        buffer = memoryview(bytearray(min(max(os.fstat(file.fileno()).st_size, 1), READ_BYTES)))
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+            size += count
+    return Record(size, digest.digest())
+
+
+def verified(data: Data, oid: int, tid: int) -> Iterator[bytes]:
+    """Yield the data of a revision. DamagedBlob, at the end or before: it is not what is recorded.
+
+    Of data that is longer only so much is yielded as there should be.
+    """
+    if data.record is None:
+        yield from data.pieces
+        return
+    digest, size = hashlib.sha256(), 0
+    for piece in data.pieces:
+        size += len(piece)
+        if size <= data.record.size:
+            digest.update(piece)
+            yield piece
+    found = Record(size, digest.digest())
+    if found != data.record:
+        raise damaged(oid, tid, data.record.size, size)
+
+
+def damaged(oid: int, tid: int, size: int, found: int) -> DamagedBlob:
+    """Return what to raise for a blob that should have `size` bytes, and has as many as were found, or other ones."""
+    what = (f'{size:,} bytes were committed, and {found:,} are there' if size != found else
+            f'it has {size:,} bytes, as many as were committed, but others')
+    return DamagedBlob(f'The blob {oid:#x} of the transaction {tid:#x} is damaged: {what}; restore it from a backup.')
 
 
 def pieces(file: IO[bytes], size: int) -> Iterator[bytes]:

@@ -28,15 +28,20 @@ class ChunksOnPostgreSQL(chunks.Chunks):
             [[count, size]] = session.all(self._adapter.sql.blob_size, (oid, tid))
         return size if count else None
 
-    def read(self, session: Session, oid: int, tid: int) -> Iterator[bytes]:
+    def open(self, session: Session, oid: int, tid: int) -> chunks.Data | None:
         size = chunks.PIECE_BYTES
         with explained(self._adapter):
             rows = session.all(self._adapter.sql.chunks, (oid, tid, size))
-        count = len(rows)
-        if [number for number, _ in rows] != [*range(count)] or any(piece is None for _, piece in rows):
+        if not rows:
+            return None
+        if any(number != wanted or piece is None for wanted, (number, piece, *_) in enumerate(rows)):
             raise POSKeyError(p64(oid))
-        piece = rows[0][1] if rows else b''
-        del rows                # one piece is in memory, not two
+        _, piece, *record = rows[0]
+        return chunks.Data(chunks.recorded(record), self._rest(session, oid, tid, piece, len(rows)))
+
+    def _rest(self, session: Session, oid: int, tid: int, piece: bytes, count: int) -> Iterator[bytes]:
+        """piece: the first one. count: of chunks."""
+        size = chunks.PIECE_BYTES
         for number in range(count):
             start = 0
             if number:

@@ -53,7 +53,8 @@ class MySQLAdapter(Adapter):
     largest_state = 2 ** 32 - 1     # the packet is smaller: see `stage`
     site_locks = {
         'refs': Lock('object_state', 'an exclusive metadata lock', 'everybody', True),
-        'blob_chunk': Lock('object_state', 'an exclusive metadata lock, for the reference', 'everybody', True)}
+        'blob_chunk': Lock('object_state', 'an exclusive metadata lock, for the reference', 'everybody', True),
+        'relstore_blob': Lock('object_state', 'an exclusive metadata lock, for the reference', 'everybody', True)}
     migration_lock = Lock('relstore_sweep', 'an exclusive metadata lock', 'everybody', True)
 
     rights: RightsOnMySQL

@@ -58,6 +58,7 @@ class PostgreSQLAdapter(Adapter):
     site_locks = {
         'refs': Lock('object_state', 'ACCESS EXCLUSIVE', 'everybody', True),
         'blob_chunk': Lock('object_state', 'SHARE ROW EXCLUSIVE', 'those who write', False),
+        'relstore_blob': Lock('object_state', 'SHARE ROW EXCLUSIVE', 'those who write', False),
         'relstore_unlink_chunk_3': Lock('blob_chunk', 'ACCESS EXCLUSIVE, where an older relstore made the trigger',
                                         'those who use blobs', False),
         'blob_chunk_delete': Lock('blob_chunk', 'SHARE ROW EXCLUSIVE', 'those who write blobs', False)}

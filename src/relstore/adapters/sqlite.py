@@ -285,6 +285,7 @@ class SQLiteAdapter(Adapter):
             sizes = session.all(self.sql.sweep_states, batch)
             session.run(self.sql.sweep_references, batch)
             session.run(self.sql.sweep_chunks, batch)
+            session.run(self.sql.sweep_records, batch)
         return len(sizes), sum(size for size, in sizes)
 
     def forget_transactions(self, session: FileSession, after: int, upto: int, named: bool) -> int:

@@ -11,7 +11,9 @@ from ZODB.interfaces import IBlob
 from ZODB.POSException import Unsupported
 
 from relstore.adapters.base import Adapter
+from relstore.adapters.chunks import Record, record_of
 from relstore.adapters.commits.base import AnyCommit
+from relstore.blobs.files import explained
 from relstore.errors import ConfigurationError
 from relstore.sessions.session import Session
 
@@ -59,11 +61,15 @@ class Pending:
 
 
 class Files(Pending):
-    """Where there is a directory, which files are moved into at once: who has stored one may remove its own."""
+    """Where there is a directory, which files are moved into at once: who has stored one may remove its own.
+
+    paths: by oid, of those that are there. records: of the data, by oid; see record().
+    """
 
     def __init__(self, blobs: Blobs):
         self._blobs = blobs
         self.paths: dict[int, str] = {}
+        self.records: dict[int, Record] = {}
         self.oids: set[int] = set()
 
     def put(self, oid: int, path: str) -> None:
@@ -73,11 +79,19 @@ class Files(Pending):
         self.paths[oid] = own
         self.oids.add(oid)
 
+    def record(self) -> None:
+        """Read the files, and note what is to be recorded of each. Later it is known, also where they are gone."""
+        for oid, path in self.paths.items():
+            if oid not in self.records:
+                with explained(f'The blob {oid:#x} cannot be read'):
+                    self.records[oid] = record_of(path)
+
     def close(self) -> None:
         for oid in list(self.paths):
             self._remove(oid)
 
     def _remove(self, oid: int) -> None:
+        self.records.pop(oid, None)
         path = self.paths.pop(oid, None)
         if path is not None:
             with suppress(FileNotFoundError):

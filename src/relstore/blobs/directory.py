@@ -76,9 +76,12 @@ class SharedDirectory:
 
     def find(self, oid: int, tid: int) -> str | None:
         """Return the path of the blob of a revision, or None if it is not there."""
-        path = self.path(oid, tid)
+        return None if self.size(oid, tid) is None else self.path(oid, tid)
+
+    def size(self, oid: int, tid: int) -> int | None:
+        """Return the bytes of the blob of a revision, or None if it is not there."""
         try:
-            return None if size_of(path) is None else path
+            return size_of(self.path(oid, tid))
         except OSError as e:
             raise explanation(f'The blob {oid:#x} cannot be read in {self.directory}', e) from e
 

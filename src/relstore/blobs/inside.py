@@ -12,6 +12,7 @@ from ZODB.POSException import POSKeyError
 from ZODB.utils import p64
 
 from relstore.adapters.base import Adapter
+from relstore.adapters.chunks import verified
 from relstore.adapters.commits.base import AnyCommit
 from relstore.blobs.base import INSIDE, BlobsAtAPlace, Files, Pending, Read
 from relstore.blobs.cache import BlobCache
@@ -46,10 +47,13 @@ class BlobsInDatabase(BlobsAtAPlace):
 
     def _fetch(self, session: Session, oid: int, tid: int) -> str:
         chunks = self._adapter.chunks
-        pieces = chunks.read(session, oid, tid)
-        first, second = next(pieces, None), next(pieces, None)
-        if first is None:
+        data = chunks.open(session, oid, tid)
+        if data is None:
             raise POSKeyError(p64(oid), p64(tid))
+        if data.record is not None:
+            return self.cache.add(oid, tid, data.record.size, verified(data, oid, tid))
+        pieces = data.pieces
+        first, second = next(pieces), next(pieces, None)
         if second is None:
             return self.cache.add(oid, tid, len(first), [first])
         size = chunks.size(session, oid, tid)
@@ -88,10 +92,12 @@ class PendingInDatabase(Files):
         self._cache, self._fill = blobs.cache, blobs.fill_on_commit
 
     def send(self, commit: AnyCommit) -> None:
-        commit.send_blobs(self.paths)
+        self.record()
+        commit.send_blobs(self.paths, self.records)
 
     def copy(self, commit: AnyCommit, copies: Mapping[int, int]) -> None:
         commit.copy_blobs(copies)
+        commit.repeat_records(copies)
 
     def committed(self, tid: int) -> None:
         for oid, path in self.paths.items() if self._fill else ():

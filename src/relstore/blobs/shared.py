@@ -23,6 +23,7 @@ from ZODB.POSException import POSKeyError
 from ZODB.utils import p64
 
 from relstore.adapters.base import Adapter
+from relstore.adapters.chunks import damaged
 from relstore.adapters.commits.base import AnyCommit
 from relstore.blobs.base import SHARED, BlobsAtAPlace, Files, Pending, Read
 from relstore.blobs.directory import SharedDirectory
@@ -34,6 +35,8 @@ log = logging.getLogger('relstore')
 
 # Files that are looked up at a time.
 LOOKED_UP = 1000
+# Blobs of which a process keeps in mind how large they are.
+REMEMBERED = 100_000
 # Seconds after which what a process has left that was killed is removed.
 DEBRIS_SECONDS = 24 * 3600.0
 
@@ -54,6 +57,7 @@ class BlobsInDirectory(BlobsAtAPlace):
         super().__init__(adapter)
         self.directory = directory
         self._name = ''
+        self._sizes: dict[tuple[int, int], int | None] = {}
 
     def begin(self, session: Session, meta: Mapping[str, str]) -> None:
         super().begin(session, meta)
@@ -78,10 +82,38 @@ class BlobsInDirectory(BlobsAtAPlace):
         return PendingInDirectory(self)
 
     def load(self, read: Read, oid: int, tid: int) -> str:
-        path = self.directory.find(oid, tid)
-        if path is None:
+        found = self.directory.size(oid, tid)
+        if found is None:
             raise POSKeyError(p64(oid), p64(tid))
-        return path
+        size = self._size(read, oid, tid)
+        if size not in (None, found):
+            raise damaged(oid, tid, size, found)
+        return self.directory.path(oid, tid)
+
+    def _size(self, read: Read, oid: int, tid: int) -> int | None:
+        """Return how many bytes were committed, None where nobody has recorded that.
+
+        A revision never changes, so it is asked for once by each process; and each time compared with the file, whose
+        size the system tells with whether it is there.
+        """
+        try:
+            return self._sizes[oid, tid]
+        except KeyError:
+            record = read(oid, self._adapter.chunks.record, oid, tid)
+        size = None if record is None else record.size
+        self.remember({oid: size}, tid)
+        return size
+
+    def remember(self, sizes: Mapping[int, int | None], tid: int) -> None:
+        """Keep what is known of a transaction's blobs, by oid."""
+        if len(self._sizes) > REMEMBERED:
+            self._sizes.clear()
+        for oid, size in sizes.items():
+            self._sizes[oid, tid] = size
+
+    def forget(self) -> None:
+        super().forget()
+        self._sizes.clear()
 
     def open(self, read: Read, oid: int, tid: int, blob: IBlob | None = None) -> IO[bytes]:
         path = self.load(read, oid, tid)
@@ -186,13 +218,15 @@ class PendingInDirectory(Files):
 
     def __init__(self, blobs: BlobsInDirectory):
         super().__init__(blobs)
-        self._directory = blobs.directory
+        self._remember, self._directory = blobs.remember, blobs.directory
         self._staged: dict[int, str] = {}
 
     def send(self, commit: AnyCommit) -> None:
+        self.record()
         for oid, path in list(self.paths.items()):
             self._staged[oid] = self._directory.stage(oid, path)
             del self.paths[oid]
+        commit.send_blobs({}, self.records)
 
     def copy(self, commit: AnyCommit, copies: Mapping[int, int]) -> None:
         for oid, tid in copies.items():
@@ -205,12 +239,16 @@ class PendingInDirectory(Files):
                 self._staged[oid] = self._directory.stage(oid, own)
                 del self.paths[oid]
                 self.oids.add(oid)
+        commit.repeat_records(copies)
 
     def place(self, commit: AnyCommit) -> None:
         """From here on the files stay, whatever comes: somebody else may be given the same tid, and the same names."""
         if self._staged:
             self._directory.place(self._staged, commit.choose_tid())
             self._staged = {}
+
+    def committed(self, tid: int) -> None:
+        self._remember({oid: record.size for oid, record in self.records.items()}, tid)
 
     def close(self) -> None:
         self._directory.discard(self._staged)

@@ -12,6 +12,7 @@ from relstore.cli import databases
 RELSTORAGE_SEES = {
     'refs': 'RelStorage names the columns that it uses: it does not see these, and leaves them empty.',
     'blob_chunk': 'It is the table that RelStorage has.',
+    'relstore_blob': 'It is a new table, which RelStorage does not see.',
     'relstore_unlink_chunk_3': 'RelStorage has a trigger of its own, which stays.',
     'blob_chunk_delete': 'RelStorage has one that does the same: large objects go with their chunks.'}
 

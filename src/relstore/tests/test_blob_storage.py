@@ -1,18 +1,13 @@
 """Blobs through a storage: what a site does with them, and what goes wrong on the way."""
-import io
 import os
 import shutil
-import tempfile
 import threading
 import time
-import unittest
-from contextlib import closing, nullcontext, redirect_stdout
+from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import transaction
-import ZODB
 from persistent.mapping import PersistentMapping
 from transaction import TransactionManager
 from ZODB.blob import Blob
@@ -23,63 +18,12 @@ from ZODB.POSException import ConflictError, POSKeyError, StorageError, UndoErro
 from ZODB.tests.hexstorage import HexStorage
 from ZODB.utils import p64, u64
 
-from relstore.cli import databases
-from relstore.cli.main import main
 from relstore.errors import ConfigurationError, Deadlock, OutcomeUnknown
 from relstore.tests.support.backends import cases
+from relstore.tests.support.blob_site import LARGE, BlobSite
 
-LARGE = os.urandom(1 << 16) * 50        # several pieces and chunks
 
-
-class Suite(unittest.TestCase):
-    shared = False
-
-    def setUp(self):
-        super().setUp()
-        self.here = Path(tempfile.mkdtemp(prefix='relstore-blobs-'))
-        self.addCleanup(shutil.rmtree, self.here)
-        transaction.abort()
-        self.addCleanup(transaction.abort)
-        self.storage = self.opened()
-        self.db = self.new_db(self.storage)
-
-    def opened(self, name='main', **options):
-        options = {'blob_dir': str(self.here / 'blobs'), 'shared_blob_dir': self.shared} | options
-        storage = self.open_storage(name, **options)
-        self.addCleanup(storage.close)
-        return storage
-
-    def new_db(self, storage):
-        db = ZODB.DB(storage)
-        self.addCleanup(db.close)
-        return db
-
-    def put(self, data, name='blob', db=None):
-        """Commit a blob; return its (oid, tid)."""
-        manager = TransactionManager()
-        with closing((db or self.db).open(manager)) as connection:
-            blob = connection.root().setdefault(name, Blob())
-            with blob.open('w') as file:
-                file.write(data)
-            manager.commit()
-            blob._p_activate()
-            return blob._p_oid, blob._p_serial
-
-    def get(self, name='blob', db=None):
-        with (db or self.db).transaction() as connection, connection.root()[name].open() as file:
-            return file.read()
-
-    def names(self):
-        """Return the names of the files of blobs, wherever below blob-dir they are."""
-        return sorted(path.name for path in (self.here / 'blobs').rglob('*')
-                      if path.is_file() and not path.name.startswith('.'))
-
-    def forget_files(self):
-        """Have the next load ask the database."""
-        if not self.shared:
-            for path in (self.here / 'blobs').rglob('*.blob'):
-                path.unlink()
-
+class Suite(BlobSite):
     # What a site does
 
     def test_sizes(self):
@@ -255,10 +199,6 @@ class Suite(unittest.TestCase):
                 self.assertEqual(len(left), int(self.shared and point == 'finish'))
                 self.assertEqual(self.get(), b'before')
 
-    def blob_oid(self):
-        with self.db.transaction() as connection:
-            return connection.root()['blob']._p_oid
-
     def test_conflict(self):
         """Blobs cannot be resolved; the retry has the data."""
         self.put(b'before')
@@ -402,15 +342,6 @@ class Suite(unittest.TestCase):
         out = self.look(status=1)
         self.assertIn('the data of 1 is missing:', out)
         self.assertIn(f'object {u64(oid):#x}, tid {u64(tid):#x}', out)
-
-    def look(self, *options, status=0):
-        """Run the command on this storage; return what it prints."""
-        opened = SimpleNamespace(name='site', relstore=self.storage)
-        named = SimpleNamespace(name='site', open=lambda: nullcontext(opened))
-        out = io.StringIO()
-        with mock.patch.object(databases, 'read', return_value=[named]), redirect_stdout(out):
-            self.assertEqual(main(['blobs', 'zope.conf', *options]), status, out.getvalue())
-        return out.getvalue()
 
 
 class InDatabase(Suite):

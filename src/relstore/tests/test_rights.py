@@ -2,6 +2,7 @@
 import contextlib
 import io
 import os
+import re
 import tempfile
 import textwrap
 import unittest
@@ -315,7 +316,7 @@ class Suite:
             oid = storage.new_oid()
             commit(storage, (oid, z64, state(0)))
         for statement in self.statements(READ, RUN):
-            self.run_sql(statement.replace('GRANT', 'REVOKE').replace(' TO ', ' FROM '))
+            self.run_sql(re.sub(r'\sTO\s', ' FROM ', statement.replace('GRANT', 'REVOKE')))
         self.grant(READ)
         with closing(self.opened(read_only=True)) as storage:
             self.assertEqual(storage.load(oid)[0], state(0))

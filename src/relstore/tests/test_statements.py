@@ -127,7 +127,7 @@ def samples(site):
         'tid': site.tid, 'prev_tid': site.tid, 'upto_tid': site.tid + 10, 'since': site.last - 3, 'at': site.last,
         'pack_tid': site.last, 'marked_tid': site.last, 'new_tid': site.last + 10, 'restored_tid': None,
         'data_tid': None, 'before': MAX_TID, 'stop': MAX_TID,
-        'chunk': b'x', 'earlier': 1,
+        'chunk': b'x', 'earlier': 1, 'digest': bytes(32),
         'limit': 100, 'most': 100_001, 'largest': 1000, 'count': 16, 'size': 3, 'objects': 1,
         'start': 1, 'chunk_num': 0, 'place': -1,
         'waiting': str([[oid, -n] for n, oid in enumerate(site.oids, 1)]),
@@ -355,13 +355,15 @@ class OnPostgreSQL(Suite):
         site, array = self.site, self.adapter_used.oid_list
         oids, tids, count = array(site.oids), array(site.tids), len(site.oids)
         return samples(site) | {
-            **dict.fromkeys(('oids', 'locks', 'read_oids', 'known_oids', 'blob_oids', 'copied_oids'), oids),
-            **dict.fromkeys(('tids', 'read_tids', 'known_tids', 'sinces', 'copied_tids'), tids),
+            **dict.fromkeys(('oids', 'locks', 'read_oids', 'known_oids', 'blob_oids', 'copied_oids', 'recorded_oids',
+                             'repeated_oids', 'removed_oids'), oids),
+            **dict.fromkeys(('tids', 'read_tids', 'known_tids', 'sinces', 'copied_tids', 'repeated_tids'), tids),
             'revisions': self.adapter_used.revision_list(list(zip(site.oids, site.tids, strict=True))),
             **{name: array(count * [0]) for name in ('refs_starts', 'refs_sizes')},
             **{name: array(range(0, 3 * count, 3)) for name in ('starts', 'blob_starts')},
-            **{name: array(count * [3]) for name in ('sizes', 'blob_sizes')},
-            'data': b'abc' * count, 'chunk': 1, 'chunks': '{}', 'start': 0, 'md5s': array(count * ['a']),
+            **{name: array(count * [3]) for name in ('sizes', 'blob_sizes', 'recorded_sizes')},
+            'data': b'abc' * count, 'digests': bytes(32) * count,
+            'chunk': 1, 'chunks': '{}', 'start': 0, 'md5s': array(count * ['a']),
             'data_tids': array(count * ['NULL']), 'pack_ids': array(count * [9]), 'goes': array(count * [2]),
             'epoch': self.epoch, 'timeout': '1000', 'transaction': VOTED, 'schema': 'public',
             'kinds': '{TABLE}', 'names': '{object_state}', 'privileges': '{SELECT}'}

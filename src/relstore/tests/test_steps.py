@@ -214,7 +214,8 @@ class WithForeignKeys(Suite):
     def _drop(self):
         with closing(self.does.connect()) as session:
             for table, name in session.all("SELECT conrelid::regclass::text, conname FROM pg_constraint "
-                                           "WHERE contype = 'f' AND conrelid::regclass::text <> 'blob_chunk'"):
+                                           "WHERE contype = 'f' AND conrelid::regclass::text "
+                                           "NOT IN ('blob_chunk', 'relstore_blob')"):
                 session.run(f'ALTER TABLE {table} DROP CONSTRAINT {name}')
             session.run('DROP INDEX prev_tid')
 

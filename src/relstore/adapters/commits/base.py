@@ -5,10 +5,11 @@ needs to know. The module of each database says how a step is done there, and wh
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from relstore.adapters.chunks import Record
 from relstore.adapters.numbers import COMMIT_LOCK, EVERYBODY, SOME_OBJECTS
 from relstore.errors import LockTimeout, Unavailable
 from relstore.sessions.session import Session
@@ -96,12 +97,13 @@ class Commit(Generic[SomeAdapter, SomeSession]):
         """
         return False
 
-    def send_blobs(self, files: Mapping[int, str]) -> None:
-        """Send the data of blobs before the vote, if the database can take it without a lock. Called at most once.
+    def send_blobs(self, files: Mapping[int, str], records: Mapping[int, Record]) -> None:
+        """Send the data of blobs before the vote, where the database takes it without a lock; at most once.
 
-        files: the path of each file by oid; it does not change until the commit has ended. Small ones may be sent with
-        a later message. Without history the data of the object's earlier revision is replaced. Nobody sees any of it
-        before finish, and nothing of it is left if the commit does not happen.
+        files: by oid the path of the file that holds it, which stays as it is until the commit has ended. Small ones
+        may travel with a later message. The data of an object's revision before is replaced where no history is kept.
+        records: by oid what is to be recorded of the data; of what goes to another place than the database, too.
+        Nobody sees any of it before finish, and nothing of it is left where the commit does not happen.
         """
         raise NotImplementedError
 
@@ -110,6 +112,14 @@ class Commit(Generic[SomeAdapter, SomeSession]):
 
         If the earlier revision has no blob, the new one has none either.
         """
+        raise NotImplementedError
+
+    def repeat_records(self, copies: Mapping[int, int]) -> None:
+        """Likewise, have new revisions repeat what is recorded of the blobs of earlier ones."""
+        raise NotImplementedError
+
+    def delete_blobs(self, oids: Collection[int]) -> None:
+        """Where no history is kept: have finish remove the blobs of objects that are deleted, and what is recorded."""
         raise NotImplementedError
 
     def choose_tid(self) -> int:

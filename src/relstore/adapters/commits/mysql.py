@@ -6,11 +6,12 @@ import math
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from relstore.adapters.chunks import Record
 from relstore.adapters.commits.base import Ballot, Commit, Verdict, lock_timeout
 from relstore.adapters.commits.mysql_blobs import ChunkRows
 from relstore.adapters.mysql_messages import LIST, Statement, block, lists, send, with_rows
@@ -57,14 +58,22 @@ class MySQLCommit(Commit['MySQLAdapter', Session]):
     _blobs: ChunkRows | None = None
     _waited = 0.0           # by choose_tid
 
-    def send_blobs(self, files: Mapping[int, str]) -> None:
-        self._blobs = ChunkRows(self._adapter, self.session)
-        self._blobs.send(files)
+    def send_blobs(self, files: Mapping[int, str], records: Mapping[int, Record]) -> None:
+        self._rows_of_blobs().send(files, records)
 
     def copy_blobs(self, copies: Mapping[int, int]) -> None:
+        self._rows_of_blobs().repeat(copies)
+
+    def repeat_records(self, copies: Mapping[int, int]) -> None:
+        self._rows_of_blobs().repeated = copies
+
+    def delete_blobs(self, oids: Collection[int]) -> None:
+        self._rows_of_blobs().deleted = oids
+
+    def _rows_of_blobs(self) -> ChunkRows:
         if self._blobs is None:
             self._blobs = ChunkRows(self._adapter, self.session)
-        self._blobs.repeat(copies)
+        return self._blobs
 
     def vote(self, ballot: Ballot) -> Verdict:
         adapter, session, sql = self._adapter, self.session, self._sql

@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from relstore.adapters.arrays import array, binary_array, known, starts
+from relstore.adapters.chunks import Record
 from relstore.adapters.commits.base import Ballot, Commit, Verdict, lock_timeout
 from relstore.adapters.commits.postgresql_blobs import NewBlobs
 from relstore.errors import ConfigurationError, OutcomeUnknown, OutOfLocks, StorageError
@@ -32,11 +33,17 @@ class PostgreSQLCommit(Commit['PostgreSQLAdapter', Session]):
     _blobs: NewBlobs | None = None
     _waited = 0.0               # seconds that choose_tid waited for the commit lock
 
-    def send_blobs(self, files: Mapping[int, str]) -> None:
-        self._new_blobs().add(files)
+    def send_blobs(self, files: Mapping[int, str], records: Mapping[int, Record]) -> None:
+        self._new_blobs().add(files, records)
 
     def copy_blobs(self, copies: Mapping[int, int]) -> None:
         self._new_blobs().copy(copies)
+
+    def repeat_records(self, copies: Mapping[int, int]) -> None:
+        self._new_blobs().repeated = copies
+
+    def delete_blobs(self, oids: Collection[int]) -> None:
+        self._new_blobs().deleted = oids
 
     def _new_blobs(self) -> NewBlobs:
         if self._blobs is None:

@@ -14,7 +14,7 @@ of finish. What could interleave:
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from ZODB.POSException import UndoError
@@ -32,18 +32,24 @@ SMALL = 64 * 1024       # bytes of all blobs of a transaction, up to which they 
 
 
 class NewBlobs:
-    """What a commit adds to blob_chunk."""
+    """What a commit adds to blob_chunk and relstore_blob.
+
+    repeated: oid -> tid of the revision of which a new one repeats what is recorded. deleted: oids.
+    """
 
     def __init__(self, adapter: PostgreSQLAdapter, session: Session):
         self._adapter, self._sql, self._session = adapter, adapter.sql, session
         self._oids: list[int] = []          # of the new blobs
         self._chunks: list[int] = []        # the large objects of those that were sent ahead, in the same order
         self._small: list[bytes] = []       # the data of those that were not
+        self._records: Mapping[int, chunks.Record] = {}
         self._copies: Mapping[int, int] = {}
+        self.repeated: Mapping[int, int] = {}
+        self.deleted: Collection[int] = ()
 
-    def add(self, files: Mapping[int, str]) -> None:
+    def add(self, files: Mapping[int, str], records: Mapping[int, chunks.Record]) -> None:
         """Send what is large; see Commit.send_blobs."""
-        self._oids = sorted(files)
+        self._oids, self._records = sorted(files), records
         paths = [files[oid] for oid in self._oids]
         if sum(map(os.path.getsize, paths)) <= SMALL:
             self._small = list(map(_content, paths))
@@ -87,19 +93,25 @@ class NewBlobs:
     def copy(self, copies: Mapping[int, int]) -> None:
         """See Commit.copy_blobs. UndoError: the revision is there no more."""
         self._copies = copies
-        for oid, in self._session.script(self._sql.lock_copied, self._copied()):
+        for oid, in self._session.script(self._sql.lock_copied, self._arrays(copies)):
             raise UndoError('The revision to go back to has been packed.', p64(oid))
 
-    def _copied(self) -> tuple[str, str]:
+    def _arrays(self, copies: Mapping[int, int]) -> tuple[str, str]:
         new_array = self._adapter.oid_list
-        return new_array(self._copies), new_array(self._copies.values())
+        return new_array(copies), new_array(copies.values())
 
     def finish(self, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """Send the message of finish, with what it takes beside the blobs. Return its rows."""
         new_array = self._adapter.oid_list
-        values += new_array(self._oids), new_array(self._chunks), *self._joined(self._small)
+        records = self._records
+        values += (
+            new_array(self._oids), new_array(self._chunks), *self._joined(self._small),
+            new_array(records), new_array(record.size for record in records.values()),
+            b''.join(record.digest for record in records.values()))
         if self._adapter.keep_history:
-            values += self._copied()
+            values += *self._arrays(self._copies), *self._arrays(self.repeated)
+        else:
+            values += new_array({*self._oids, *records, *self.deleted}),
         with explained(self._adapter):
             return self._session.script(self._sql.finish_with_blobs, values)
 

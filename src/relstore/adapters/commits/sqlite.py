@@ -6,12 +6,12 @@ chosen and everything written before finish, because the disk may be full. Only 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ZODB.utils import newTid, p64, u64
 
-from relstore.adapters.chunks import pieces
+from relstore.adapters.chunks import Record, pieces
 from relstore.adapters.commits.base import Ballot, Commit, Verdict, lock_timeout
 from relstore.adapters.filesession import FileSession
 from relstore.adapters.numbers import COMMIT_LOCK, TOGETHER
@@ -33,14 +33,23 @@ class SQLiteCommit(Commit['SQLiteAdapter', FileSession]):
     current: dict[int, int]
     written: int | None = None
     _files: Mapping[int, str] = {}
+    _records: Mapping[int, Record] = {}
     _copies: Mapping[int, int] = {}
+    _repeated: Mapping[int, int] = {}
+    _deleted: Collection[int] = ()
 
-    def send_blobs(self, files: Mapping[int, str]) -> None:
-        """Nothing is sent now: writing takes the lock for writers. `stage` does it, and holds the lock as long."""
-        self._files = files
+    def send_blobs(self, files: Mapping[int, str], records: Mapping[int, Record]) -> None:
+        """Nothing is sent: to write to the file takes the lock for writers. `stage` does, so a large blob holds it."""
+        self._files, self._records = files, records
 
     def copy_blobs(self, copies: Mapping[int, int]) -> None:
         self._copies = copies
+
+    def repeat_records(self, copies: Mapping[int, int]) -> None:
+        self._repeated = copies
+
+    def delete_blobs(self, oids: Collection[int]) -> None:
+        self._deleted = oids
 
     def choose_tid(self) -> int:
         assert self.written is not None
@@ -135,8 +144,15 @@ class SQLiteCommit(Commit['SQLiteAdapter', FileSession]):
             with open(path, 'rb', buffering=0) as file:
                 session.many(sql.insert_chunk, ((oid, tid, number, chunk) for number, chunk in enumerate(
                     pieces(file, self._adapter.blob_chunk_bytes))))
+        if self._records:
+            session.many(sql.insert_record, [(oid, tid, *record) for oid, record in self._records.items()])
         for oid, earlier in self._copies.items():
             session.run(sql.copy_chunks, (tid, oid, earlier))
+        for oid, earlier in self._repeated.items():
+            session.run(sql.copy_record, (tid, oid, earlier))
+        for oid in self._deleted:
+            session.run(sql.remove_chunks, (oid,))
+            session.run(sql.remove_record, (oid,))
 
     def finish(self) -> tuple[int, float]:
         self._adapter.file.compare(self.session)

@@ -187,12 +187,21 @@ WHERE u.tid = $tid ORDER BY u.zoid
 -- name: blob_size (oid, tid)
 SELECT sum(length(chunk)) FROM {blob_chunk} WHERE zoid = $oid AND tid = $tid
 
+-- What is recorded of it.
+-- name: blob_record (oid, tid)
+SELECT size, digest FROM {relstore_blob} WHERE zoid = $oid AND tid = $tid
+
 -- name: has_blobs
 SELECT zoid FROM {blob_chunk} LIMIT 1
 
 -- Which of these have data?
 -- name: with_blobs (oids)
 SELECT b.zoid FROM {oids} o {then} {blob_chunk} b ON b.zoid = o.zoid LIMIT 1
+
+-- Of these, the ones that have data, or of which any is recorded.
+-- name: blobs_of (oids) [hf]
+SELECT b.zoid FROM {oids} o {then} {blob_chunk} b ON b.zoid = o.zoid
+UNION SELECT r.zoid FROM {oids} o {then} {relstore_blob} r ON r.zoid = o.zoid
 
 -- Iteration ----------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,9 @@ FALSE
 -- macro: md5
 CHAR(32) CHARACTER SET ascii
 
+-- macro: digest
+BINARY(32)
+
 -- macro: text
 VARCHAR(100) CHARACTER SET ascii
 
@@ -247,8 +250,10 @@ WHERE u.tid = $tid ORDER BY u.zoid
 -- Each time with the number of the last.
 -- name: chunk_rows (oid, tid, number, start, size, limit)
 SELECT (SELECT max(l.chunk_num) FROM {blob_chunk} l WHERE l.zoid = $oid AND l.tid = $tid),
-    b.chunk_num, length(b.chunk), substr(b.chunk, CASE WHEN b.chunk_num = $number THEN $start ELSE 1 END, $size)
-FROM {blob_chunk} b WHERE b.zoid = $oid AND b.tid = $tid AND b.chunk_num >= $number
+    b.chunk_num, length(b.chunk), substr(b.chunk, CASE WHEN b.chunk_num = $number THEN $start ELSE 1 END, $size),
+    r.size, r.digest
+FROM {blob_chunk} b LEFT JOIN {relstore_blob} r ON r.zoid = b.zoid AND r.tid = b.tid
+WHERE b.zoid = $oid AND b.tid = $tid AND b.chunk_num >= $number
 ORDER BY b.chunk_num LIMIT $limit
 
 -- Committing: one message for vote, one for finish. -------------------------------------------------------------
@@ -399,6 +404,26 @@ DELETE b FROM {oids} o STRAIGHT_JOIN {blob_chunk} b FORCE INDEX (PRIMARY) ON b.z
 
 -- name: insert_chunks (oid, chunk_num, chunk)
 INSERT INTO {blob_chunk} (zoid, tid, chunk_num, chunk) VALUES ($oid, @relstore_tid, $chunk_num, $chunk)
+
+-- What is recorded of blobs goes the same ways.
+-- name: send_records (place, size, digest)
+{insert_ahead} {relstore_blob} (zoid, tid, size, digest) VALUES ($place, 0, $size, $digest)
+
+-- name: remove_records (oids) [hf]
+DELETE b FROM {oids} o STRAIGHT_JOIN {relstore_blob} b FORCE INDEX (PRIMARY) ON b.zoid = o.zoid
+
+-- name: take_records (waiting)
+UPDATE JSON_TABLE($waiting, '$[*]' COLUMNS (zoid BIGINT PATH '$[0]', place BIGINT PATH '$[1]')) w
+    STRAIGHT_JOIN {relstore_blob} b FORCE INDEX (PRIMARY) ON b.zoid = w.place
+SET b.zoid = w.zoid, b.tid = @relstore_tid
+
+-- name: insert_records (oid, size, digest)
+INSERT INTO {relstore_blob} (zoid, tid, size, digest) VALUES ($oid, @relstore_tid, $size, $digest)
+
+-- name: repeat_records (revisions) [hp]
+INSERT INTO {relstore_blob} (zoid, tid, size, digest)
+SELECT b.zoid, @relstore_tid, b.size, b.digest
+FROM {revisions} r STRAIGHT_JOIN {relstore_blob} b FORCE INDEX (PRIMARY) ON b.zoid = r.zoid AND b.tid = r.tid
 
 -- ZODB's timestamp: minutes since 1900, counting 31 days to a month, then the fraction of the minute in 1/2^32. There
 -- is no tid where the transaction that has voted is gone, so that nothing can be written.
@@ -635,6 +660,7 @@ TRUNCATE TABLE {new_oid}
 SET SESSION innodb_lock_wait_timeout = 30, lock_wait_timeout = 30;
 START TRANSACTION;
 DELETE FROM {blob_chunk};
+DELETE FROM {relstore_blob};
 DELETE FROM {current_object};
 DELETE FROM {object_state};
 DELETE FROM {transaction} WHERE tid > 0;
@@ -653,6 +679,7 @@ COMMIT
 SET SESSION innodb_lock_wait_timeout = 30, lock_wait_timeout = 30;
 START TRANSACTION;
 DELETE FROM {blob_chunk};
+DELETE FROM {relstore_blob};
 DELETE FROM {object_state};
 DELETE FROM {object_ref};
 DELETE FROM {object_refs_added};

@@ -72,6 +72,27 @@ CREATE TABLE IF NOT EXISTS {blob_chunk} (
     CONSTRAINT blob_chunk_fk FOREIGN KEY (zoid) REFERENCES {object_state} (zoid) ON DELETE CASCADE
 ) ENGINE=InnoDB;
 
+-- name: relstore_blob [hp]
+CREATE TABLE IF NOT EXISTS {relstore_blob} (
+    zoid        {id} NOT NULL,
+    tid         {id} NOT NULL,
+    size        {id} NOT NULL,
+    digest      {digest} NOT NULL,
+    PRIMARY KEY (zoid, tid),
+    INDEX relstore_blob_digest (digest),
+    CONSTRAINT relstore_blob_fk FOREIGN KEY (zoid, tid) REFERENCES {object_state} (zoid, tid) ON DELETE CASCADE
+) ENGINE=InnoDB;
+
+-- name: relstore_blob [hf]
+CREATE TABLE IF NOT EXISTS {relstore_blob} (
+    zoid        {id} NOT NULL PRIMARY KEY,
+    tid         {id} NOT NULL,
+    size        {id} NOT NULL,
+    digest      {digest} NOT NULL,
+    INDEX relstore_blob_digest (digest),
+    CONSTRAINT relstore_blob_fk FOREIGN KEY (zoid) REFERENCES {object_state} (zoid) ON DELETE CASCADE
+) ENGINE=InnoDB;
+
 -- name: object_ref [hp]
 CREATE TABLE IF NOT EXISTS {object_ref} (
     zoid        {id} NOT NULL,

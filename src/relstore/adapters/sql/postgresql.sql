@@ -24,6 +24,9 @@ FALSE
 -- macro: md5
 CHAR(32)
 
+-- macro: digest
+BYTEA
+
 -- macro: text
 TEXT
 
@@ -99,6 +102,12 @@ SELECT pg_catalog.set_config('lock_timeout', $timeout::text, true), pg_catalog.s
 INSERT INTO {blob_chunk} (zoid, tid, chunk_num, chunk)
 SELECT c.zoid, {finished_tid}, 0, c.chunk
 FROM unnest($blob_oids::bigint[], pg_catalog.current_setting('relstore.chunks')::oid[]) c (zoid, chunk)
+
+-- What is recorded of them.
+-- macro: insert_records
+INSERT INTO {relstore_blob} (zoid, tid, size, digest)
+SELECT r.zoid, {finished_tid}, r.size, pg_catalog.substring($digests::bytea, 32 * r.n::integer - 31, 32)
+FROM unnest($recorded_oids::bigint[], $recorded_sizes::bigint[]) WITH ORDINALITY r (zoid, size, n)
 
 -- macro: finished_tid
 pg_catalog.split_part(pg_catalog.current_setting('relstore.tid'), ' ', 1)::bigint
@@ -237,23 +246,29 @@ WHERE NOT EXISTS (SELECT FROM {object_state} s WHERE s.zoid = c.zoid AND s.tid =
 -- As finish. The large objects are made before the commit lock is taken, unless they were sent ahead.
 -- name: finish_with_blobs (transaction, timeout, restored_tid, packed, username, description, extension, staged, oids,
 --     starts, sizes, md5s, data_tids, refs_starts, refs_sizes, states, refs, blob_oids, chunks, blob_starts, blob_sizes,
---     data, copied_oids, copied_tids) [hp]
+--     data, recorded_oids, recorded_sizes, digests, copied_oids, copied_tids, repeated_oids, repeated_tids) [hp]
 {make_chunks};
 {call_finish};
 {insert_chunks}
 UNION ALL SELECT b.zoid, {finished_tid}, b.chunk_num, b.chunk
 FROM unnest($copied_oids::bigint[], $copied_tids::bigint[]) c (zoid, tid)
      JOIN {blob_chunk} b ON b.zoid = c.zoid AND b.tid = c.tid;
+{insert_records}
+UNION ALL SELECT b.zoid, {finished_tid}, b.size, b.digest
+FROM unnest($repeated_oids::bigint[], $repeated_tids::bigint[]) c (zoid, tid)
+     JOIN {relstore_blob} b ON b.zoid = c.zoid AND b.tid = c.tid;
 COMMIT;
 SELECT pg_catalog.current_setting('relstore.tid'){durable}
 
 -- name: finish_with_blobs (transaction, timeout, restored_tid, packed, username, description, extension, staged, oids,
 --     starts, sizes, md5s, data_tids, refs_starts, refs_sizes, states, refs, blob_oids, chunks, blob_starts, blob_sizes,
---     data) [hf]
+--     data, recorded_oids, recorded_sizes, digests, removed_oids) [hf]
 {make_chunks};
-DELETE FROM {blob_chunk} WHERE zoid = ANY ($blob_oids::bigint[]);
+DELETE FROM {blob_chunk} WHERE zoid = ANY ($removed_oids::bigint[]);
+DELETE FROM {relstore_blob} WHERE zoid = ANY ($removed_oids::bigint[]);
 {call_finish};
 {insert_chunks};
+{insert_records};
 COMMIT;
 SELECT pg_catalog.current_setting('relstore.tid'){durable}
 
@@ -264,8 +279,9 @@ SELECT tid, waited FROM {relstore_choose_1}($timeout::text)
 -- not there nothing is asked: the error would end the transaction.
 -- name: chunks (oid, tid, size)
 SELECT b.chunk_num, CASE WHEN m.oid IS NULL THEN NULL WHEN b.chunk_num > 0 THEN ''::bytea
-                         ELSE pg_catalog.lo_get(b.chunk, 0::bigint, $size::integer) END
+                         ELSE pg_catalog.lo_get(b.chunk, 0::bigint, $size::integer) END, r.size, r.digest
 FROM {blob_chunk} b LEFT JOIN LATERAL (SELECT oid FROM pg_largeobject_metadata WHERE oid = b.chunk LIMIT 1) m ON true
+     LEFT JOIN {relstore_blob} r ON r.zoid = b.zoid AND r.tid = b.tid
 WHERE b.zoid = $oid AND b.tid = $tid ORDER BY b.chunk_num
 
 -- name: chunk_piece (oid, tid, number, start, size)
@@ -585,11 +601,11 @@ SELECT reltuples::bigint FROM pg_class WHERE oid = '{current_object}'::regclass:
 SELECT reltuples::bigint FROM pg_class WHERE oid = '{object_state}'::regclass::oid
 
 -- name: zap [hp]
-LOCK TABLE {blob_chunk}, {current_object}, {object_state}, {transaction}, {object_ref}, {object_refs_added}, {pack_object},
+LOCK TABLE {blob_chunk}, {relstore_blob}, {current_object}, {object_state}, {transaction}, {object_ref}, {object_refs_added}, {pack_object},
     {pack_state}, {pack_state_tid}, {relstore_refs}, {relstore_garbage}, {relstore_pack} IN ACCESS EXCLUSIVE MODE;
 SELECT pg_catalog.count(pg_catalog.lo_unlink(m.oid)) FROM pg_largeobject_metadata m
 WHERE m.oid IN (SELECT chunk FROM {blob_chunk});
-TRUNCATE {blob_chunk}, {current_object}, {object_state}, {transaction}, {object_ref}, {object_refs_added}, {pack_object},
+TRUNCATE {blob_chunk}, {relstore_blob}, {current_object}, {object_state}, {transaction}, {object_ref}, {object_refs_added}, {pack_object},
     {pack_state}, {pack_state_tid}, {relstore_refs}, {relstore_garbage}, {relstore_pack};
 UPDATE {relstore_sweep} SET number = number + 1, sweeping = 0, packed_to = 0, deleted = 0;
 INSERT INTO {transaction} (tid, username, description)
@@ -598,11 +614,11 @@ DELETE FROM {relstore_epoch};
 ALTER SEQUENCE {zoid_seq} RESTART
 
 -- name: zap [hf]
-LOCK TABLE {blob_chunk}, {object_state}, {object_ref}, {object_refs_added}, {pack_object},
+LOCK TABLE {blob_chunk}, {relstore_blob}, {object_state}, {object_ref}, {object_refs_added}, {pack_object},
     {relstore_refs}, {relstore_garbage}, {relstore_pack} IN ACCESS EXCLUSIVE MODE;
 SELECT pg_catalog.count(pg_catalog.lo_unlink(m.oid)) FROM pg_largeobject_metadata m
 WHERE m.oid IN (SELECT chunk FROM {blob_chunk});
-TRUNCATE {blob_chunk}, {object_state}, {object_ref}, {object_refs_added}, {pack_object},
+TRUNCATE {blob_chunk}, {relstore_blob}, {object_state}, {object_ref}, {object_refs_added}, {pack_object},
     {relstore_refs}, {relstore_garbage}, {relstore_pack};
 UPDATE {relstore_sweep} SET number = number + 1, sweeping = 0, packed_to = 0, deleted = 0;
 DELETE FROM {relstore_epoch};

@@ -2,7 +2,7 @@
 -- object_state and current_object, with the index on prev_tid that served them: on PostgreSQL to check them took more
 -- than half of the time of a large commit, and each row is written by one statement of relstore's that can't break them.
 -- A section is run when the relation that it names is missing.
---   {id} {bytes} {bool} {no} {md5} {text}: the database's types
+--   {id} {bytes} {bool} {no} {md5} {digest} {text}: the database's types
 
 -- name: commit_row_lock
 CREATE TABLE {commit_row_lock} (tid {id} NOT NULL PRIMARY KEY);
@@ -77,6 +77,30 @@ CREATE TABLE {blob_chunk} (
     CONSTRAINT blob_chunk_fk FOREIGN KEY (zoid) REFERENCES {object_state} (zoid) ON DELETE CASCADE
 );
 CREATE INDEX blob_chunk_lookup ON {blob_chunk} (zoid);
+
+-- What the data of each blob is, wherever that lies. RelStorage knows nothing of it, so a blob may have no row here; or,
+-- where rows are replaced, one of an earlier tid, which says nothing.
+-- name: relstore_blob [hp]
+CREATE TABLE {relstore_blob} (
+    zoid        {id} NOT NULL,
+    tid         {id} NOT NULL,
+    size        {id} NOT NULL,
+    digest      {digest} NOT NULL,
+    CONSTRAINT relstore_blob_pk PRIMARY KEY (zoid, tid),
+    CONSTRAINT relstore_blob_fk FOREIGN KEY (zoid, tid) REFERENCES {object_state} (zoid, tid) ON DELETE CASCADE
+);
+CREATE INDEX relstore_blob_digest ON {relstore_blob} (digest);
+
+-- name: relstore_blob [hf]
+CREATE TABLE {relstore_blob} (
+    zoid        {id} NOT NULL,
+    tid         {id} NOT NULL,
+    size        {id} NOT NULL,
+    digest      {digest} NOT NULL,
+    CONSTRAINT relstore_blob_pk PRIMARY KEY (zoid),
+    CONSTRAINT relstore_blob_fk FOREIGN KEY (zoid) REFERENCES {object_state} (zoid) ON DELETE CASCADE
+);
+CREATE INDEX relstore_blob_digest ON {relstore_blob} (digest);
 
 -- name: object_ref [hp]
 CREATE TABLE {object_ref} (

@@ -22,6 +22,9 @@ INTEGER
 -- macro: md5
 TEXT
 
+-- macro: digest
+BLOB
+
 -- macro: text
 TEXT
 
@@ -130,14 +133,26 @@ DELETE FROM {blob_chunk} WHERE zoid = $oid
 INSERT INTO {blob_chunk} (zoid, tid, chunk_num, chunk)
 SELECT zoid, $tid, chunk_num, chunk FROM {blob_chunk} WHERE zoid = $oid AND tid = $earlier
 
--- Each time with the number of the last.
+-- name: insert_record (oid, tid, size, digest)
+INSERT OR REPLACE INTO {relstore_blob} (zoid, tid, size, digest) VALUES ($oid, $tid, $size, $digest)
+
+-- name: remove_record (oid) [hf]
+DELETE FROM {relstore_blob} WHERE zoid = $oid
+
+-- name: copy_record (tid, oid, earlier) [hp]
+INSERT OR REPLACE INTO {relstore_blob} (zoid, tid, size, digest)
+SELECT zoid, $tid, size, digest FROM {relstore_blob} WHERE zoid = $oid AND tid = $earlier
+
+-- Each time with the number of the last, and with what is recorded of the blob.
 -- name: chunk_rows (oid, tid, number, start, size, limit)
 SELECT (SELECT max(l.chunk_num) FROM {blob_chunk} l WHERE l.zoid = $oid AND l.tid = $tid),
-    b.chunk_num, length(b.chunk), substr(b.chunk, CASE WHEN b.chunk_num = $number THEN $start ELSE 1 END, $size)
-FROM {blob_chunk} b WHERE b.zoid = $oid AND b.tid = $tid AND b.chunk_num >= $number
+    b.chunk_num, length(b.chunk), substr(b.chunk, CASE WHEN b.chunk_num = $number THEN $start ELSE 1 END, $size),
+    r.size, r.digest
+FROM {blob_chunk} b LEFT JOIN {relstore_blob} r ON r.zoid = b.zoid AND r.tid = b.tid
+WHERE b.zoid = $oid AND b.tid = $tid AND b.chunk_num >= $number
 ORDER BY b.chunk_num LIMIT $limit
 
--- Foreign keys are not enforced here, so chunks of blobs are removed by name.
+-- Foreign keys are not enforced here, so what belongs to blobs is removed by name.
 -- name: sweep_chunks (pack_id, oid, upto_oid) [hp]
 DELETE FROM {blob_chunk} WHERE zoid IN (
         SELECT zoid FROM {relstore_garbage} WHERE {in_batch} AND goes > {goes_later})
@@ -147,6 +162,16 @@ DELETE FROM {blob_chunk} WHERE zoid IN (
 DELETE FROM {blob_chunk} WHERE zoid IN (
         SELECT zoid FROM {relstore_garbage} WHERE {in_batch} AND goes = {goes_object})
     AND NOT EXISTS (SELECT 1 FROM {object_state} s WHERE s.zoid = blob_chunk.zoid)
+
+-- name: sweep_records (pack_id, oid, upto_oid) [hp]
+DELETE FROM {relstore_blob} WHERE zoid IN (
+        SELECT zoid FROM {relstore_garbage} WHERE {in_batch} AND goes > {goes_later})
+    AND NOT EXISTS (SELECT 1 FROM {object_state} s WHERE s.zoid = relstore_blob.zoid AND s.tid = relstore_blob.tid)
+
+-- name: sweep_records (pack_id, oid, upto_oid) [hf]
+DELETE FROM {relstore_blob} WHERE zoid IN (
+        SELECT zoid FROM {relstore_garbage} WHERE {in_batch} AND goes = {goes_object})
+    AND NOT EXISTS (SELECT 1 FROM {object_state} s WHERE s.zoid = relstore_blob.zoid)
 
 -- name: sweep_current (pack_id, oid, upto_oid) [hp]
 DELETE FROM {current_object} WHERE zoid IN (
@@ -208,6 +233,7 @@ SELECT (SELECT page_count FROM pragma_page_count) * (SELECT page_size FROM pragm
 
 -- name: zap [hp]
 DELETE FROM {blob_chunk};
+DELETE FROM {relstore_blob};
 DELETE FROM {current_object};
 DELETE FROM {object_state};
 DELETE FROM {transaction} WHERE tid > 0;
@@ -225,6 +251,7 @@ UPDATE {relstore_oid} SET value = 0
 
 -- name: zap [hf]
 DELETE FROM {blob_chunk};
+DELETE FROM {relstore_blob};
 DELETE FROM {object_state};
 DELETE FROM {object_ref};
 DELETE FROM {object_refs_added};
