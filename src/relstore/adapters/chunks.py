@@ -73,6 +73,13 @@ class Chunks:
         """Return what is recorded of a revision's blob, wherever its data is; None: nothing."""
         return recorded(session.one(self._adapter.sql.blob_record, (oid, tid)) or (None, None))
 
+    def add_record(self, session: Session, oid: int, tid: int, record: Record) -> None:
+        """Record what the data of a revision is, where nobody has. Nothing happens where that is gone by now."""
+        with self._adapter.writing(session):
+            if not self._adapter.keep_history:
+                session.run(self._adapter.sql.forget_record, (oid, tid))
+            session.run(self._adapter.sql.add_record, (*record, oid, tid))
+
     def read(self, session: Session, oid: int, tid: int) -> Iterator[bytes]:
         """Yield the data in pieces, whatever is recorded of it; nothing where there is none. As open."""
         data = self.open(session, oid, tid)
@@ -117,6 +124,15 @@ def recorded(row: Sequence[Any]) -> Record | None:
     """Return what a row of (size, digest) says; both are None where nothing is recorded."""
     size, digest = row
     return None if size is None else Record(size, bytes(digest))
+
+
+def measured(pieces: Iterator[bytes]) -> Record:
+    """Return what is to be recorded of data."""
+    digest, size = hashlib.sha256(), 0
+    for piece in pieces:
+        digest.update(piece)
+        size += len(piece)
+    return Record(size, digest.digest())
 
 
 def record_of(path: str) -> Record:

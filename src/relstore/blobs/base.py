@@ -11,7 +11,7 @@ from ZODB.interfaces import IBlob
 from ZODB.POSException import Unsupported
 
 from relstore.adapters.base import Adapter
-from relstore.adapters.chunks import Record, record_of
+from relstore.adapters.chunks import Data, Record, record_of
 from relstore.adapters.commits.base import AnyCommit
 from relstore.blobs.files import explained
 from relstore.errors import ConfigurationError
@@ -166,6 +166,13 @@ class Blobs:
     def has(self, session: Session, oid: int, tid: int) -> bool:
         """Whether there is data of a revision."""
         return False
+
+    def data(self, session: Session, oid: int, tid: int) -> Data | None:
+        """Return the data of a revision where it is kept, and what is recorded of it; None: there is none.
+
+        POSKeyError, while it is read: it is gone, or a part of it is.
+        """
+        raise Unsupported('Blobs need a directory: name one with blob-dir.')
 
     def verify(self, session: Session, oid: int, tid: int) -> bool:
         """Whether the data of a revision is all there, as far as that can be told."""

@@ -17,8 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 
 from ZODB.blob import LAYOUT_MARKER, FilesystemHelper, auto_layout_select
-from ZODB.utils import u64
+from ZODB.POSException import POSKeyError
+from ZODB.utils import p64, u64
 
+from relstore.adapters.chunks import PIECE_BYTES, pieces
 from relstore.blobs.files import commit_mode, explained, explanation, move, remove, size_of, sync
 from relstore.blobs.temporary import Temporary
 from relstore.errors import ConfigurationError
@@ -84,6 +86,15 @@ class SharedDirectory:
             return size_of(self.path(oid, tid))
         except OSError as e:
             raise explanation(f'The blob {oid:#x} cannot be read in {self.directory}', e) from e
+
+    def read(self, oid: int, tid: int) -> Iterator[bytes]:
+        """Yield the data of a revision in pieces. POSKeyError: it is not there."""
+        with self._explained(oid, 'read'):
+            try:
+                with open(self.path(oid, tid), 'rb', buffering=0) as file:
+                    yield from pieces(file, PIECE_BYTES)
+            except FileNotFoundError as e:
+                raise POSKeyError(p64(oid), p64(tid)) from e
 
     def temporary_directory(self) -> str:
         """Return where uncommitted data goes: on the same file system."""
@@ -219,8 +230,8 @@ class SharedDirectory:
         if stat.S_ISREG(status.st_mode) and entry.path == self.path(oid, tid):
             yield oid, tid, entry.path, status.st_size, status.st_mtime
 
-    def _explained(self, oid: int) -> AbstractContextManager[None]:
-        return explained(f'The blob {oid:#x} cannot be stored in {self.directory}')
+    def _explained(self, oid: int, done: str = 'stored') -> AbstractContextManager[None]:
+        return explained(f'The blob {oid:#x} cannot be {done} in {self.directory}')
 
 
 def _may_be_directory(path: str) -> bool:

@@ -12,7 +12,7 @@ from ZODB.POSException import POSKeyError
 from ZODB.utils import p64
 
 from relstore.adapters.base import Adapter
-from relstore.adapters.chunks import verified
+from relstore.adapters.chunks import Data, verified
 from relstore.adapters.commits.base import AnyCommit
 from relstore.blobs.base import INSIDE, BlobsAtAPlace, Files, Pending, Read
 from relstore.blobs.cache import BlobCache
@@ -63,6 +63,9 @@ class BlobsInDatabase(BlobsAtAPlace):
 
     def has(self, session: Session, oid: int, tid: int) -> bool:
         return self._adapter.chunks.size(session, oid, tid) is not None
+
+    def data(self, session: Session, oid: int, tid: int) -> Data | None:
+        return self._adapter.chunks.open(session, oid, tid)
 
     def verify(self, session: Session, oid: int, tid: int) -> bool:
         try:

@@ -23,7 +23,7 @@ from ZODB.POSException import POSKeyError
 from ZODB.utils import p64
 
 from relstore.adapters.base import Adapter
-from relstore.adapters.chunks import damaged
+from relstore.adapters.chunks import Data, damaged
 from relstore.adapters.commits.base import AnyCommit
 from relstore.blobs.base import SHARED, BlobsAtAPlace, Files, Pending, Read
 from relstore.blobs.directory import SharedDirectory
@@ -187,6 +187,11 @@ class BlobsInDirectory(BlobsAtAPlace):
         return self.directory.find(oid, tid) is not None
 
     verify = has
+
+    def data(self, session: Session, oid: int, tid: int) -> Data | None:
+        if not self.has(session, oid, tid):
+            return None
+        return Data(self._adapter.chunks.record(session, oid, tid), self.directory.read(oid, tid))
 
 
 def _goes_of_history(gone: set[tuple[int, int]]) -> Callable[[File], bool]:

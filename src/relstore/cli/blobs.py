@@ -3,15 +3,20 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass, field
 from itertools import islice
 
 from ZODB.blob import is_blob_record
+from ZODB.POSException import POSKeyError
 from ZODB.utils import u64
 
+from relstore.adapters.chunks import Record, measured
 from relstore.blobs.shared import BlobsInDirectory
 from relstore.cli import databases, places
-from relstore.cli.progress import counted, size
+from relstore.cli.progress import counted, progress, size
+from relstore.sessions.session import Session
 from relstore.storage import RelStore
 
 # Of what is missing, so many are named.
@@ -19,23 +24,28 @@ NAMED = 20
 # Files that belong to nothing are removed when they are older: a commit may be about to need a younger one.
 OLD_SECONDS = 24 * 3600.0
 
+Revision = tuple[int, int]      # (oid, tid)
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument('config', metavar='CONFIG', help=places.HELP)
+    parser.add_argument('--check', action='store_true',
+                        help='compare all data with the size and the digest that were recorded when it was stored')
     parser.add_argument('--fix', action='store_true',
-                        help='remove files that belong to nothing and are older than a day, and nothing else. '
-                             'Never say it of a copy of a database that was led to the directory of the original')
+                        help='remove files that belong to nothing and are older than a day; with --check, record what '
+                             'the data is of which nothing was recorded; and nothing else. Never say it of a copy of a '
+                             'database that was led to the directory of the original')
     parser.add_argument('--take-over', action='store_true',
                         help='say that nothing else uses the directory of blobs, which was there before relstore: '
                              'packs remove files from it then')
 
 
 def run(args: Namespace) -> int:
-    """Return 0, or 1 where the data of a blob is missing, or a file belongs to nothing and stays."""
-    return max([_one(named, args.fix, args.take_over) for named in places.find(args.config)])
+    """Return 0, or 1 where the data of a blob is missing or damaged, or a file belongs to nothing and stays."""
+    return max([_one(named, args) for named in places.find(args.config)])
 
 
-def _one(named: databases.Named, fix: bool, take_over: bool) -> int:
+def _one(named: databases.Named, args: Namespace) -> int:
     with named.open() as opened:
         storage = opened.relstore
         if storage is None:
@@ -45,29 +55,109 @@ def _one(named: databases.Named, fix: bool, take_over: bool) -> int:
         if not storage.database.blobs.supported:
             print('  It has no blobs: no blob-dir is given, and none is needed.')
             return 0
-        if take_over and isinstance(storage.database.blobs, BlobsInDirectory):
+        if args.take_over and isinstance(storage.database.blobs, BlobsInDirectory):
             storage.database.blobs.take_over()
             print('  Its directory of blobs is its own now.')
-        missing, left = _missing(storage), _orphans(storage, fix)
-        return int(bool(missing or left))
+        wrong = _check(storage, args.fix) if args.check else _missing(storage)
+        left = _orphans(storage, args.fix)
+        return int(bool(wrong or left))
+
+
+def _revisions(storage: RelStore) -> Iterator[Revision]:
+    """Yield each revision of each blob."""
+    database = storage.database
+    with closing(storage.iterator()) as transactions:
+        for transaction in transactions:
+            for record in transaction:
+                if record.data and is_blob_record(database.untransform(record.data)):
+                    yield u64(record.oid), u64(record.tid)
 
 
 def _missing(storage: RelStore) -> int:
     """Read the data of every revision of every blob; tell which is not there, and return how many."""
     database, count, missing = storage.database, 0, []
-    with closing(storage.iterator()) as transactions:
-        for transaction in transactions:
-            for record in transaction:
-                if record.data and is_blob_record(database.untransform(record.data)):
-                    count += 1
-                    found = database.pool.attempt(database.blobs.verify, u64(record.oid), u64(record.tid))
-                    if not found:
-                        missing.append((u64(record.oid), u64(record.tid)))
+    for oid, tid in _revisions(storage):
+        count += 1
+        if not database.pool.attempt(database.blobs.verify, oid, tid):
+            missing.append((oid, tid))
     print(f'  {counted(count, "revision")} of blobs; the data of {len(missing):,} is missing'
           f'{":" if missing else "."}')
     for oid, tid in islice(missing, NAMED):
         print(f'    object {oid:#x}, tid {tid:#x}')
     return len(missing)
+
+
+@dataclass
+class Checked:
+    """What a check has found. resized: with the bytes there are, and those there should be."""
+    revisions: int = 0
+    bytes: int = 0
+    missing: list[Revision] = field(default_factory=list)
+    resized: list[tuple[Revision, int, int]] = field(default_factory=list)
+    altered: list[Revision] = field(default_factory=list)
+    unrecorded: int = 0
+    recorded: int = 0       # of those, now
+
+    @property
+    def wrong(self) -> int:
+        return len(self.missing) + len(self.resized) + len(self.altered)
+
+
+def _check(storage: RelStore, fix: bool) -> int:
+    """Compare all data with what is recorded; tell what is wrong, and return how many blobs. fix: record the rest."""
+    database, checked = storage.database, Checked()
+    attempt = database.pool.attempt
+    [[known]] = attempt(lambda session: session.all(database.adapter.sql.count_records))
+    with progress() as tell:
+        for oid, tid in _revisions(storage):
+            recorded, found = attempt(_compared, storage, oid, tid)
+            if found is None and attempt(database.adapter.load_serial, oid, tid) is None:
+                continue        # packed, or replaced, just now
+            checked.revisions += 1
+            tell('Blobs', checked.revisions, max(known, checked.revisions))
+            if found is None:
+                checked.missing.append((oid, tid))
+                continue
+            checked.bytes += found.size
+            if recorded is None:
+                checked.unrecorded += 1
+                if fix:
+                    attempt(database.adapter.chunks.add_record, oid, tid, found)
+                    checked.recorded += 1
+            elif found.size != recorded.size:
+                checked.resized.append(((oid, tid), found.size, recorded.size))
+            elif found != recorded:
+                checked.altered.append((oid, tid))
+    _tell(checked)
+    return checked.wrong
+
+
+def _compared(session: Session, storage: RelStore, oid: int, tid: int) -> tuple[Record | None, Record | None]:
+    """Return what is recorded of a revision's blob, and what is found of it."""
+    data = storage.database.blobs.data(session, oid, tid)
+    if data is None:
+        return None, None
+    try:
+        return data.record, measured(data.pieces)
+    except POSKeyError:
+        return data.record, None
+
+
+def _tell(checked: Checked) -> None:
+    print(f'  {counted(checked.revisions, "revision")} of blobs, {size(checked.bytes)}: {len(checked.missing):,} '
+          f'missing, {len(checked.resized):,} of another size, {len(checked.altered):,} altered.')
+    for (oid, tid), what in islice([
+            *((revision, 'missing') for revision in checked.missing),
+            *((revision, f'{found:,} bytes instead of {wanted:,}') for revision, found, wanted in checked.resized),
+            *((revision, 'altered') for revision in checked.altered)], NAMED):
+        print(f'    object {oid:#x}, tid {tid:#x}: {what}')
+    if checked.wrong > NAMED:
+        print(f'    ... and {checked.wrong - NAMED:,} more.')
+    if checked.recorded:
+        print(f'  Recorded what {counted(checked.recorded, "other")} had when they were read now.')
+    elif checked.unrecorded:
+        print(f'  Nothing is recorded of {counted(checked.unrecorded, "other")}, so they were read and compared with '
+              'nothing: --fix records what they are now.')
 
 
 def _orphans(storage: RelStore, fix: bool) -> int:

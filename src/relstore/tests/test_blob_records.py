@@ -15,6 +15,7 @@ from ZODB.FileStorage import FileStorage
 from ZODB.POSException import POSKeyError
 from ZODB.utils import p64, u64
 
+from relstore.adapters.chunks import Record
 from relstore.adapters.mysql_messages import LIST
 from relstore.errors import ConfigurationError, DamagedBlob, Deadlock
 from relstore.tests.support.backends import cases
@@ -41,6 +42,10 @@ class Suite(BlobSite):
 
     def damage(self, oid, data):
         """Put other data where a blob's is."""
+        raise NotImplementedError
+
+    def lose(self, revision):
+        """Remove it."""
         raise NotImplementedError
 
     # Recorded
@@ -251,6 +256,78 @@ class Suite(BlobSite):
                 del connection.root()['blob']
 
 
+    # Checked
+
+    def test_check(self):
+        """What is wrong is told, and nothing else is touched."""
+        names = 'whole', 'empty', 'cut', 'longer', 'gone', 'altered'
+        revisions = {name: self.put(b'' if name == 'empty' else LARGE, name) for name in names}
+        self.forget_files()
+        self.assertIn('6 revisions of blobs, 16.4 MB: 0 missing, 0 of another size, 0 altered.', self.look('--check'))
+        self.damage(revisions['cut'][0], LARGE[:100])
+        self.damage(revisions['longer'][0], LARGE + b'x')
+        self.damage(revisions['altered'][0], LARGE[:-1] + bytes([LARGE[-1] ^ 1]))
+        self.lose(revisions['gone'])
+        recorded = self.records()
+        for options in (), ('--fix',):
+            out = self.look('--check', *options, status=1)
+            self.assertIn('1 missing, 2 of another size, 1 altered.', out)
+            for name, what in (
+                    ('gone', 'missing'), ('cut', '100 bytes instead of 3,276,800'),
+                    ('longer', '3,276,801 bytes instead of 3,276,800'), ('altered', 'altered')):
+                oid, tid = map(u64, revisions[name])
+                self.assertIn(f'object {oid:#x}, tid {tid:#x}: {what}\n', out)
+            self.assertEqual(out.count('object '), 4)
+            self.assertEqual(self.records(), recorded)
+        self.assertEqual(self.get('whole'), LARGE)
+
+    def test_what_has_no_record(self):
+        """It is told; --fix reads and records it; without history also where there is one of a revision before."""
+        first, second = self.put(LARGE), self.put(b'second', 'second')
+        wanted = {first: record(LARGE), second: record(b'second')}
+        self.change(f'DELETE FROM relstore_blob WHERE zoid = {u64(first[0])}')
+        if not self.keep_history:
+            self.change('UPDATE relstore_blob SET tid = tid - 1')
+        before = self.records()
+        count = 2 - self.keep_history
+        self.assertIn(f'Nothing is recorded of {count} other', self.look('--check'))
+        self.assertIn('0 is missing.', self.look('--fix'))
+        self.assertEqual(self.records(), before)
+        self.assertIn(f'Recorded what {count} other', self.look('--check', '--fix'))
+        self.assertEqual(self.records(), wanted)
+        self.assertNotIn('ecorded', self.look('--check'))
+
+    def test_record_of_what_was_replaced(self):
+        """By another process, while it was read: the record that is there by then stays."""
+        oid, tid = map(u64, self.put(LARGE))
+        chunks, attempt = self.storage.database.adapter.chunks, self.storage.database.pool.attempt
+        newer = self.put(b'newer')
+        before = self.records()
+        attempt(chunks.add_record, oid, tid, Record(1, bytes(32)))
+        attempt(chunks.add_record, *map(u64, newer), Record(1, bytes(32)))
+        attempt(chunks.add_record, oid + 1000, tid, Record(1, bytes(32)))
+        self.assertEqual(self.records(), before)
+
+    def test_packed_while_it_is_checked(self):
+        """It is not missing."""
+        self.put(LARGE)
+        self.put(b'newer')
+        database = self.storage.database
+        real, packed = database.blobs.data, []
+
+        def data(session, oid, tid):
+            if not packed:
+                packed.append(True)
+                with self.db.transaction() as connection:
+                    del connection.root()['blob']
+                other = self.opened()
+                other.database.adapter.writers.set('relstore')
+                other.pack(time.time() + 1)
+            return real(session, oid, tid)
+        with mock.patch.object(database.blobs, 'data', data):
+            self.assertIn('0 revisions of blobs', self.look('--check'))
+
+
 class InDatabase(Suite):
 
     def damage(self, oid, data):
@@ -260,6 +337,9 @@ class InDatabase(Suite):
             return
         self.change(f'SELECT lo_truncate(lo_open(chunk, 393216), 0) FROM blob_chunk WHERE zoid = {u64(oid)}')
         self.change(f'SELECT lo_put(chunk, 0, ?) FROM blob_chunk WHERE zoid = {u64(oid)}', data)
+
+    def lose(self, revision):
+        self.change(f'DELETE FROM blob_chunk WHERE zoid = {u64(revision[0])}')
 
     def test_other_bytes(self):
         for data in b'small', LARGE:
@@ -301,6 +381,9 @@ class InDirectory(Suite):
         path = self.storage.fshelper.getBlobFilename(oid, tid)
         os.chmod(path, 0o600)
         Path(path).write_bytes(data)
+
+    def lose(self, revision):
+        os.unlink(self.storage.fshelper.getBlobFilename(*revision))
 
     def test_asked_once(self):
         """A process asks how large a blob is at its first load, and not at all where it has committed it itself."""

@@ -191,6 +191,19 @@ SELECT sum(length(chunk)) FROM {blob_chunk} WHERE zoid = $oid AND tid = $tid
 -- name: blob_record (oid, tid)
 SELECT size, digest FROM {relstore_blob} WHERE zoid = $oid AND tid = $tid
 
+-- Of data that was found without a record. Not where the revision is gone, or somebody else was quicker.
+-- name: add_record (size, digest, oid, tid)
+{insert_new} INTO {relstore_blob} (zoid, tid, size, digest)
+SELECT s.zoid, s.tid, $size, $digest FROM {object_state} s WHERE s.zoid = $oid AND s.tid = $tid
+{or_leave}
+
+-- Of revisions before this one.
+-- name: forget_record (oid, tid) [hf]
+DELETE FROM {relstore_blob} WHERE zoid = $oid AND tid < $tid
+
+-- name: count_records
+SELECT count(*) FROM {relstore_blob}
+
 -- name: has_blobs
 SELECT zoid FROM {blob_chunk} LIMIT 1
 

@@ -265,12 +265,23 @@ SELECT pg_catalog.current_setting('relstore.tid'){durable}
 --     data, recorded_oids, recorded_sizes, digests, removed_oids) [hf]
 {make_chunks};
 DELETE FROM {blob_chunk} WHERE zoid = ANY ($removed_oids::bigint[]);
-DELETE FROM {relstore_blob} WHERE zoid = ANY ($removed_oids::bigint[]);
 {call_finish};
 {insert_chunks};
+DELETE FROM {relstore_blob} WHERE zoid = ANY ($removed_oids::bigint[]);
 {insert_records};
 COMMIT;
 SELECT pg_catalog.current_setting('relstore.tid'){durable}
+
+-- A commit has written the row of the state before it looks for what is recorded: so one of the two waits for the other.
+-- name: add_record (size, digest, oid, tid) [hf]
+INSERT INTO {relstore_blob} (zoid, tid, size, digest)
+SELECT s.zoid, s.tid, $size::bigint, $digest::bytea FROM {object_state} s WHERE s.zoid = $oid AND s.tid = $tid FOR UPDATE OF s
+ON CONFLICT DO NOTHING
+
+-- name: add_record (size, digest, oid, tid) [hp]
+INSERT INTO {relstore_blob} (zoid, tid, size, digest)
+SELECT s.zoid, s.tid, $size::bigint, $digest::bytea FROM {object_state} s WHERE s.zoid = $oid AND s.tid = $tid
+ON CONFLICT DO NOTHING
 
 -- name: choose_tid (timeout)
 SELECT tid, waited FROM {relstore_choose_1}($timeout::text)
