@@ -12,6 +12,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 from relstore.adapters.chunks import Chunks
 from relstore.adapters.commits.base import AnyCommit
@@ -40,6 +41,14 @@ Revision = tuple[bytes | None, int]         # (state, tid); the state of a delet
 # [(oid, tid)] that changed since)
 Polled = tuple[str, int, int, int, list[tuple[int, int]]]
 PerhapsPolled = tuple[str | None, int, int, int, list[tuple[int, int]]]       # None: the database has no epoch
+
+
+class Swept(NamedTuple):
+    """What a step of a sweep has removed. blobs: revisions of them of which the size is recorded; blob_bytes: those."""
+    states: int
+    bytes: int
+    blobs: int
+    blob_bytes: int
 
 
 class Adapter:
@@ -334,8 +343,8 @@ class Adapter:
     def conflict_with_commits(self, session: Session) -> None:
         """Within lock_votes: let no commit on another server succeed that has not seen this transaction."""
 
-    def sweep(self, session: Session, pack_id: int, after: int, upto: int) -> tuple[int, int]:
-        """Remove what goes of the objects after `after` up to `upto`; return (number of states, their bytes)."""
+    def sweep(self, session: Session, pack_id: int, after: int, upto: int) -> Swept:
+        """Remove what is to go of the objects after one and up to another."""
         raise NotImplementedError
 
     def forget_transactions(self, session: Session, after: int, upto: int, named: bool) -> int:

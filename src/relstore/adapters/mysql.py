@@ -17,7 +17,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from relstore.adapters import mysql_oids
-from relstore.adapters.base import Adapter, PerhapsPolled
+from relstore.adapters.base import Adapter, PerhapsPolled, Swept
 from relstore.adapters.commits.mysql import MySQLCommit, connection, holder
 from relstore.adapters.completion import Completion, Lock
 from relstore.adapters.mysql_epoch import EpochTable, made
@@ -358,10 +358,10 @@ class MySQLAdapter(Adapter):
         if self.may_lag:
             session.run(self._tables['write_in_order'])
 
-    def sweep(self, session: Session, pack_id: int, after: int, upto: int) -> tuple[int, int]:
+    def sweep(self, session: Session, pack_id: int, after: int, upto: int) -> Swept:
         results = session.results(self.sql.sweep, (pack_id, after, upto))
         [row] = [rows[0] for rows in results if rows]
-        return row
+        return Swept(*row)
 
     def forget_transactions(self, session: Session, after: int, upto: int, named: bool) -> int:
         results = session.results(self.sql.forget_transactions, (after, upto, named))

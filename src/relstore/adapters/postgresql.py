@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from relstore.adapters.arrays import starts
-from relstore.adapters.base import Adapter, PerhapsPolled
+from relstore.adapters.base import Adapter, PerhapsPolled, Swept
 from relstore.adapters.commits.postgresql import PostgreSQLCommit, holder, milliseconds
 from relstore.adapters.completion import Completion, Lock
 from relstore.adapters.large_objects import ChunksOnPostgreSQL, explained
@@ -323,19 +323,18 @@ class PostgreSQLAdapter(Adapter):
     def lock_votes(self, session: Session, timeout: float) -> None:
         session.script(self.sql.lock_votes, (milliseconds(timeout),))
 
-    def sweep(self, session: Session, pack_id: int, after: int, upto: int) -> tuple[int, int]:
-        """Sweep in two halves if the server's lock table is full: each blob that is removed takes a lock."""
+    def sweep(self, session: Session, pack_id: int, after: int, upto: int) -> Swept:
+        """In two halves where the server has no room for the locks: each blob that goes takes one."""
         try:
             with explained(self):
                 [row] = session.all(self.sql.sweep, (pack_id, after, upto))
-            return row
+            return Swept(*row)
         except OutOfLocks:
             if upto - after < 2:
                 raise
         middle = (after + upto) // 2
-        (states, size), (more_states, more) = (
-            self.sweep(session, pack_id, *part) for part in ((after, middle), (middle, upto)))
-        return states + more_states, size + more
+        parts = [self.sweep(session, pack_id, *part) for part in ((after, middle), (middle, upto))]
+        return Swept(*map(sum, zip(*parts, strict=True)))
 
     def forget_transactions(self, session: Session, after: int, upto: int, named: bool) -> int:
         [[count]] = session.all(self.sql.forget_transactions, (after, upto, named))

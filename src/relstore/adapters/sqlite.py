@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from relstore.adapters.base import Adapter, PerhapsPolled
+from relstore.adapters.base import Adapter, PerhapsPolled, Swept
 from relstore.adapters.commits.sqlite import SQLiteCommit, wait_to_write
 from relstore.adapters.completion import Completion
 from relstore.adapters.file import File
@@ -277,7 +277,7 @@ class SQLiteAdapter(Adapter):
         if session.try_to_write(self.sql.begin_write) is None:
             wait_to_write(self, session, timeout)
 
-    def sweep(self, session: FileSession, pack_id: int, after: int, upto: int) -> tuple[int, int]:
+    def sweep(self, session: FileSession, pack_id: int, after: int, upto: int) -> Swept:
         batch = pack_id, after, upto
         with self.writing(session):
             if self.keep_history:
@@ -285,8 +285,8 @@ class SQLiteAdapter(Adapter):
             sizes = session.all(self.sql.sweep_states, batch)
             session.run(self.sql.sweep_references, batch)
             session.run(self.sql.sweep_chunks, batch)
-            session.run(self.sql.sweep_records, batch)
-        return len(sizes), sum(size for size, in sizes)
+            blobs = session.all(self.sql.sweep_records, batch)
+        return Swept(len(sizes), sum(size for size, in sizes), len(blobs), sum(size for size, in blobs))
 
     def forget_transactions(self, session: FileSession, after: int, upto: int, named: bool) -> int:
         with self.writing(session):

@@ -137,6 +137,8 @@ def _tell_what_went(report: Report) -> None:
     print(f'  Removed: {counted(report.states, "state")}, {size(report.bytes)}{transactions}.')
     if report.objects or report.older:
         print(f'  They were of {_going(report)}.')
+    if report.blobs:
+        print(f'  {_blobs(report)} went with them.')
     if report.files:
         print(f'  {counted(report.files, "file")} of blobs, {size(report.file_bytes)}, belonged to nothing any more.')
     if report.spared:
@@ -144,6 +146,11 @@ def _tell_what_went(report: Report) -> None:
         print(f'  {stay} linked or changed since.')
     print(f'  Nobody could vote for {duration(report.locked)} in all, {duration(report.longest_lock)} at most. '
           f'{counted(report.steps, "step")}, the longest {duration(report.longest_step)}.')
+
+
+def _blobs(report: Report) -> str:
+    """Return what is told of the data of blobs; where it is in files, a pack tells of these besides."""
+    return f'{counted(report.blobs, "revision")} of blobs, with {size(report.blob_bytes)} of data,'
 
 
 def _going(report: Report) -> str:
@@ -170,6 +177,8 @@ def _tell_what_would_go(report: Report, sizes: dict[str, ClassSize]) -> None:
     states, weight = sum(of.states for of in sizes.values()), sum(of.bytes for of in sizes.values())
     print(f'  Would go: {counted(states, "state")}, {size(weight)}.')
     print(f'  They are of {_going(report)}.')
+    if report.blobs:
+        print(f'  {_blobs(report)} would go with them.')
     if not sizes:
         return
     rows = sorted(sizes.items(), key=lambda item: (-item[1].bytes, item[0]))

@@ -135,15 +135,21 @@ class Survey:
         return {oid: (class_name(self._database.plain(state)), tid) for oid, (state, tid) in rows.items()}
 
     def sizes(self, report: Report) -> dict[str, ClassSize]:
-        """Return what a pack would remove, by class, from the report of a dry run."""
+        """Return what a pack would remove, by class, from the report of a dry run; and let that tell of blobs."""
         sizes: dict[str, ClassSize] = {}
         listed = ((oid, tid - (goes == OLDER), goes) for oid, tid, goes in zip(*report.listed, strict=True)
                   if goes in (OBJECT, OLDER))
         done, total = 0, report.objects + report.older
         with self._database.pool.session() as session:
             for some in _lists(listed, ROWS):
+                revisions = self._adapter.revision_list([(oid, tid) for oid, tid, _ in some])
+                [[blobs, size_of_blobs]] = session.all(self._adapter.sql.garbage_blobs, (revisions,))
+                report.blobs += blobs
+                report.blob_bytes += size_of_blobs
                 whole = {oid for oid, _, goes in some if goes == OBJECT}
-                for oid, states, size, tid, state in self._sizes(session, [(oid, tid) for oid, tid, _ in some]):
+                # tid and state are those of the newest that would go; the state is None if it is large.
+                for oid, states, size, tid, state in session.all(
+                        self._adapter.sql.garbage_sizes, (revisions,)):
                     if state is None:
                         [state] = self._adapter.load_serial(session, oid, tid) or [None]
                     of_class = sizes.setdefault(class_name(self._database.plain(state)), ClassSize())
@@ -155,14 +161,6 @@ class Survey:
                 done += len(some)
                 self._progress('weighing', done, total)
         return sizes
-
-    def _sizes(self, session: Session, revisions: Sequence[tuple[int, int]]) -> list[Row]:
-        """Return what would go of some objects, given as (oid, the last tid that would go).
-
-        Rows are (oid, states, their bytes, tid, state); tid and state are those of the newest that would go, and the
-        state is None if it is large. Objects without states are left out.
-        """
-        return session.all(self._adapter.sql.garbage_sizes, (self._adapter.revision_list(revisions),))
 
     # The references of all revisions, range by range ----------------------------------------------------------------
 

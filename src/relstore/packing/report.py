@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from relstore.adapters.base import Swept
 from relstore.packing.garbage import LATER, OBJECT, OLDER
 from relstore.sessions.session import Row
 
@@ -27,6 +28,8 @@ class Report:
     spared: int = 0             # objects that were linked or changed since they were marked
     states: int = 0             # that were removed
     bytes: int = 0              # of these
+    blobs: int = 0              # revisions of them, as far as their size is recorded, that were removed
+    blob_bytes: int = 0         # of their data, which is in the database, or in files
     transactions: int = 0       # that were removed
     files: int = 0              # of blobs, in a shared directory, that were removed
     file_bytes: int = 0         # of these
@@ -48,6 +51,13 @@ class Report:
         self.objects += goes.count(OBJECT)
         self.older += goes.count(OLDER)
         self.later += goes.count(LATER)
+
+    def add(self, swept: Swept) -> None:
+        """Count what a step has removed."""
+        self.states += swept.states
+        self.bytes += swept.bytes
+        self.blobs += swept.blobs
+        self.blob_bytes += swept.blob_bytes
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:

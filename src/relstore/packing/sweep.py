@@ -174,9 +174,7 @@ class Sweep:
             upto = self._list.end(after, size)
             if upto is None:
                 return
-            states, removed = adapter.sweep(session, pack_id, after, upto)
-            report.states += states
-            report.bytes += removed
+            report.add(adapter.sweep(session, pack_id, after, upto))
             after = upto
             done += size
             self._progress('removing', min(done, total or done), total)

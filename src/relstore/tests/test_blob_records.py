@@ -164,12 +164,35 @@ class Suite(BlobSite):
     def test_packed(self):
         self.put(LARGE)
         last, kept = self.put(b'two'), self.put(b'kept', 'kept')
-        self.storage.pack(self.later())
+        report = self.storage.pack(self.later())
+        self.assertEqual((report.blobs, report.blob_bytes), (1, len(LARGE)) if self.keep_history else (0, 0))
         self.assertEqual(self.records(), {last: record(b'two'), kept: record(b'kept')})
         with self.db.transaction() as connection:
             del connection.root()['blob']
-        self.storage.pack(self.later())
+        self.assertIn('  1 revision of blobs, with 3 bytes of data, would go with them.\n',
+                      self.command('pack', '--days', '0', '--dry-run'))
+        self.assertEqual(len(self.records()), 2)
+        report = self.storage.pack(self.later())
+        self.assertEqual((report.blobs, report.blob_bytes), (1, 3))
+        self.assertEqual((report.files, report.file_bytes), (1, 3) if self.shared else (0, 0))
         self.assertEqual(self.records(), {kept: record(b'kept')})
+
+    def test_pack_tells(self):
+        """How many bytes of blobs go: as far as they are recorded, and of files as they are."""
+        lost = self.put(b'unrecorded', 'unrecorded')
+        self.put(LARGE)
+        self.put(LARGE, 'kept')
+        self.change(f'DELETE FROM relstore_blob WHERE zoid = {u64(lost[0])}')
+        with self.db.transaction() as connection:
+            root = connection.root()
+            del root['blob'], root['unrecorded']
+        self.later()
+        told = '  1 revision of blobs, with 3.3 MB of data, {} with them.\n'
+        self.assertIn(told.format('would go'), self.command('pack', '--days', '0', '--dry-run'))
+        out = self.command('pack', '--days', '0')
+        self.assertIn(told.format('went'), out)
+        self.assertEqual('  2 files of blobs, 3.3 MB, belonged to nothing' in out, self.shared)
+        self.assertEqual(self.get('kept'), LARGE)
 
     def later(self):
         self.storage.database.adapter.writers.set('relstore')

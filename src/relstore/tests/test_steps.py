@@ -179,7 +179,7 @@ class Suite(TestCase):
     def test_while_a_batch_is_removed(self):
         self._sweep()
         batch = self.pack.pack_id, 0, FIRST + 2 * COUNT
-        with self._held(self.does.sweep, self.session, *batch) as (states, _):
+        with self._held(self.does.sweep, self.session, *batch) as (states, *_):
             self.assertGreaterEqual(states, len(self.doomed))
             self._commit_all_kinds()
 

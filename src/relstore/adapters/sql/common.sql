@@ -410,6 +410,15 @@ FROM (SELECT n.zoid, count(*) AS states, CAST(sum(n.state_size) AS {integer}) AS
 -- name: garbage_sizes (revisions) [hf]
 SELECT s.zoid, 1, s.state_size, s.tid, {if_small} FROM {revisions} g {state_of_g}
 
+-- Likewise, of how many blobs among them the size is recorded, and their bytes.
+-- name: garbage_blobs (revisions) [hp]
+SELECT count(*), CAST(coalesce(sum(r.size), 0) AS {integer})
+FROM {revisions} g {then} {relstore_blob} r ON r.zoid = g.zoid AND r.tid <= g.tid
+
+-- name: garbage_blobs (revisions) [hf]
+SELECT count(*), CAST(coalesce(sum(r.size), 0) AS {integer})
+FROM {revisions} g {then} {relstore_blob} r ON r.zoid = g.zoid AND r.tid = g.tid
+
 -- The last of the next so many objects.
 -- name: objects_end (oid, limit)
 SELECT max(zoid) FROM (SELECT zoid FROM {current} WHERE zoid > $oid ORDER BY zoid {limit}) c

@@ -583,9 +583,10 @@ SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 START TRANSACTION;
 DELETE c FROM {relstore_garbage} g STRAIGHT_JOIN {current_object} c ON c.zoid = g.zoid AND c.tid = g.tid
 WHERE g.pack_id = $pack_id AND g.zoid > $oid AND g.zoid <= $upto_oid AND g.goes = {goes_object};
-SELECT count(*), CAST(coalesce(sum(s.state_size), 0) AS SIGNED)
+SELECT count(*), CAST(coalesce(sum(s.state_size), 0) AS SIGNED), count(r.zoid), CAST(coalesce(sum(r.size), 0) AS SIGNED)
 FROM {relstore_garbage} g STRAIGHT_JOIN {object_state} s ON s.zoid = g.zoid AND s.tid < g.tid + g.goes - 1
     LEFT JOIN {current_object} c ON c.zoid = g.zoid AND g.goes = {goes_object}
+    LEFT JOIN {relstore_blob} r ON r.zoid = s.zoid AND r.tid = s.tid
 WHERE g.pack_id = $pack_id AND g.zoid > $oid AND g.zoid <= $upto_oid AND g.goes > {goes_later} AND c.zoid IS NULL;
 DELETE s FROM {relstore_garbage} g LEFT JOIN {current_object} c ON c.zoid = g.zoid
     STRAIGHT_JOIN {object_state} s ON s.zoid = g.zoid AND s.tid <= g.tid
@@ -599,8 +600,9 @@ COMMIT
 -- name: sweep (pack_id, oid, upto_oid) [hf]
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 START TRANSACTION;
-SELECT count(*), CAST(coalesce(sum(s.state_size), 0) AS SIGNED)
+SELECT count(*), CAST(coalesce(sum(s.state_size), 0) AS SIGNED), count(r.zoid), CAST(coalesce(sum(r.size), 0) AS SIGNED)
 FROM {relstore_garbage} g STRAIGHT_JOIN {object_state} s ON s.zoid = g.zoid AND s.tid = g.tid
+    LEFT JOIN {relstore_blob} r ON r.zoid = s.zoid AND r.tid = s.tid
 WHERE g.pack_id = $pack_id AND g.zoid > $oid AND g.zoid <= $upto_oid AND g.goes = {goes_object};
 DELETE s FROM {relstore_garbage} g STRAIGHT_JOIN {object_state} s ON s.zoid = g.zoid AND s.tid = g.tid
 WHERE g.pack_id = $pack_id AND g.zoid > $oid AND g.zoid <= $upto_oid AND g.goes = {goes_object};

@@ -412,6 +412,18 @@ FROM {revisions} r
                          FROM {object_state} n WHERE n.zoid = r.zoid AND n.tid <= r.tid) g
      {state_of_g}
 
+-- name: garbage_blobs (revisions) [hp]
+SELECT coalesce(sum(b.blobs), 0)::bigint, coalesce(sum(b.bytes), 0)::bigint
+FROM {revisions} g
+     CROSS JOIN LATERAL (SELECT count(*) AS blobs, sum(r.size) AS bytes
+                         FROM {relstore_blob} r WHERE r.zoid = g.zoid AND r.tid <= g.tid) b
+
+-- name: garbage_blobs (revisions) [hf]
+SELECT coalesce(sum(b.blobs), 0)::bigint, coalesce(sum(b.bytes), 0)::bigint
+FROM {revisions} g
+     CROSS JOIN LATERAL (SELECT count(*) AS blobs, sum(r.size) AS bytes
+                         FROM {relstore_blob} r WHERE r.zoid = g.zoid AND r.tid = g.tid) b
+
 -- A lock of the session, which is RelStorage's too.
 -- name: lock_pack
 SELECT pg_catalog.pg_try_advisory_lock({key}({pack_lock}::bigint))
@@ -451,7 +463,7 @@ SELECT pg_catalog.set_config('lock_timeout', $timeout, true), pg_catalog.pg_advi
 LOCK TABLE {relstore_sweep} IN ACCESS EXCLUSIVE MODE
 
 -- name: sweep (pack_id, oid, upto_oid)
-SELECT states, bytes FROM {relstore_sweep_3}($pack_id::bigint, $oid::bigint, $upto_oid::bigint)
+SELECT states, bytes, blobs, blob_bytes FROM {relstore_sweep_4}($pack_id::bigint, $oid::bigint, $upto_oid::bigint)
 
 -- name: forget_transactions (tid, upto_tid, named) [hp]
 SELECT {relstore_forget_2}($tid::bigint, $upto_tid::bigint, $named::boolean)

@@ -388,9 +388,10 @@ END $$
 -- A batch of a sweep: what is to go of the objects after p_after, up to p_upto. Plans that go from object to object are the
 -- right ones, and the list of what is to go has no statistics yet. Nobody waits for these rows: vote refuses what links to
 -- them, and what RelStorage has changed nevertheless has another tid.
--- name: relstore_sweep_3 [hp]
-CREATE FUNCTION {relstore_sweep_3}(
-    p_pack_id bigint, p_after bigint, p_upto bigint, OUT states bigint, OUT bytes bigint)
+-- name: relstore_sweep_4 [hp]
+CREATE FUNCTION {relstore_sweep_4}(
+    p_pack_id bigint, p_after bigint, p_upto bigint, OUT states bigint, OUT bytes bigint, OUT blobs bigint,
+    OUT blob_bytes bigint)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -402,8 +403,10 @@ BEGIN
             WHERE g.pack_id = p_pack_id AND g.zoid > p_after AND g.zoid <= p_upto AND g.goes > {goes_later}
                   AND s.zoid = g.zoid AND s.tid < g.tid + g.goes - 1
                   AND (g.goes = {goes_older} OR NOT EXISTS (SELECT FROM {current_object} c WHERE c.zoid = g.zoid))
-            RETURNING s.state_size)
-    SELECT count(*), coalesce(sum(state_size), 0) INTO states, bytes FROM gone;
+            RETURNING s.zoid, s.tid, s.state_size)
+    SELECT count(*), coalesce(sum(g.state_size), 0), count(r.zoid), coalesce(sum(r.size), 0)
+        INTO states, bytes, blobs, blob_bytes
+        FROM gone g LEFT JOIN {relstore_blob} r ON r.zoid = g.zoid AND r.tid = g.tid;
     IF EXISTS (SELECT FROM {relstore_refs}) THEN
         DELETE FROM {relstore_refs} r USING {relstore_garbage} g
             WHERE g.pack_id = p_pack_id AND g.zoid > p_after AND g.zoid <= p_upto AND g.goes > {goes_later}
@@ -411,9 +414,10 @@ BEGIN
     END IF;
 END $$
 
--- name: relstore_sweep_3 [hf]
-CREATE FUNCTION {relstore_sweep_3}(
-    p_pack_id bigint, p_after bigint, p_upto bigint, OUT states bigint, OUT bytes bigint)
+-- name: relstore_sweep_4 [hf]
+CREATE FUNCTION {relstore_sweep_4}(
+    p_pack_id bigint, p_after bigint, p_upto bigint, OUT states bigint, OUT bytes bigint, OUT blobs bigint,
+    OUT blob_bytes bigint)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -421,8 +425,10 @@ BEGIN
         DELETE FROM {object_state} s USING {relstore_garbage} g
             WHERE g.pack_id = p_pack_id AND g.zoid > p_after AND g.zoid <= p_upto AND g.goes = {goes_object}
                   AND s.zoid = g.zoid AND s.tid = g.tid
-            RETURNING s.state_size)
-    SELECT count(*), coalesce(sum(state_size), 0) INTO states, bytes FROM gone;
+            RETURNING s.zoid, s.tid, s.state_size)
+    SELECT count(*), coalesce(sum(g.state_size), 0), count(r.zoid), coalesce(sum(r.size), 0)
+        INTO states, bytes, blobs, blob_bytes
+        FROM gone g LEFT JOIN {relstore_blob} r ON r.zoid = g.zoid AND r.tid = g.tid;
     IF EXISTS (SELECT FROM {relstore_refs}) THEN
         DELETE FROM {relstore_refs} r USING {relstore_garbage} g
             WHERE g.pack_id = p_pack_id AND g.zoid > p_after AND g.zoid <= p_upto AND g.goes = {goes_object}

@@ -167,11 +167,13 @@ DELETE FROM {blob_chunk} WHERE zoid IN (
 DELETE FROM {relstore_blob} WHERE zoid IN (
         SELECT zoid FROM {relstore_garbage} WHERE {in_batch} AND goes > {goes_later})
     AND NOT EXISTS (SELECT 1 FROM {object_state} s WHERE s.zoid = relstore_blob.zoid AND s.tid = relstore_blob.tid)
+RETURNING size
 
 -- name: sweep_records (pack_id, oid, upto_oid) [hf]
 DELETE FROM {relstore_blob} WHERE zoid IN (
         SELECT zoid FROM {relstore_garbage} WHERE {in_batch} AND goes = {goes_object})
     AND NOT EXISTS (SELECT 1 FROM {object_state} s WHERE s.zoid = relstore_blob.zoid)
+RETURNING size
 
 -- name: sweep_current (pack_id, oid, upto_oid) [hp]
 DELETE FROM {current_object} WHERE zoid IN (

@@ -75,10 +75,13 @@ class BlobSite(unittest.TestCase):
             return connection.root()['blob']._p_oid
 
     def look(self, *options, status=0):
-        """Run the command on this storage; return what it prints."""
+        """Run `relstore blobs` on this storage; return what it prints."""
+        return self.command('blobs', *options, status=status)
+
+    def command(self, name, *options, status=0):
         opened = SimpleNamespace(name='site', relstore=self.storage)
         named = SimpleNamespace(name='site', open=lambda: nullcontext(opened))
         out = io.StringIO()
         with mock.patch.object(databases, 'read', return_value=[named]), redirect_stdout(out):
-            self.assertEqual(main(['blobs', 'zope.conf', *options]), status, out.getvalue())
+            self.assertEqual(main([name, 'zope.conf', *options]), status, out.getvalue())
         return out.getvalue()
