@@ -144,7 +144,8 @@ class DemoTests(DemoTestCase):
 
         def damaged(storage, other, progress=None):
             copied(storage, other, progress)
-            storage.database.pool.attempt(lambda session: session.run("UPDATE blob_chunk SET chunk = x'00'"))
+            for change in "UPDATE blob_chunk SET chunk = x'00'", 'DELETE FROM relstore_blob':
+                storage.database.pool.attempt(lambda session, change=change: session.run(change))
         with mock.patch.object(RelStore, 'copyTransactionsFrom', damaged):
             status, _, err = self.demo()
         self.assertEqual(status, 1)
