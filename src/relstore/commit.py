@@ -72,6 +72,7 @@ class Transaction:
         self._generation = database.cache.generation
         self._highest = 0       # the largest new oid that this process did not issue
         self._taken: Callable[[], None] | None = None       # called after the commit: see Marks
+        self._sweeps = 0        # how many there were when the database said where blobs are
         self._sent = False      # were the states sent ahead of the vote?
 
     # Before vote --------------------------------------------------------------------------------------------------
@@ -131,7 +132,7 @@ class Transaction:
         if self._highest > database.oids.highest:
             self._reserve_oids()
         if spool.blobs:
-            self._repeat_blobs()
+            self._repeat_blobs(verdict.sweeps)
         if spool.deleted and database.blobs.supported and not self._adapter.keep_history:
             self._delete_blobs()
         if self._sent:
@@ -141,12 +142,13 @@ class Transaction:
         self.phase = VOTED
         return resolved
 
-    def _repeat_blobs(self) -> None:
+    def _repeat_blobs(self, sweeps: int) -> None:
         """An undo puts back the earlier revision's blob, too. A copy may lack a blob that its source lacks."""
         blobs, session, copies = self._database.blobs, self._session, {}
         if not blobs.supported:
             return
-        blobs.say_where(session)
+        blobs.say_where(session, sweeps)
+        self._sweeps = sweeps
         for oid in self._spool.blobs - self.blobs.oids:
             row = self._spool[oid]
             if row.data_tid is None and not row.restored:
@@ -315,7 +317,7 @@ class Transaction:
         if self.blobs:
             self.blobs.committed(tid)
         if self._spool.blobs:
-            database.blobs.said()
+            database.blobs.said(self._sweeps)
         written, states = [], []
         for row in self._spool:
             if row.size is not None:

@@ -91,7 +91,7 @@ class Database:
         self.polling = Polling(self.counter, self._poll_interval())
         self._generations = Generations(
             self.name, adapter, self.cache, self.epochs, self.polling, self.tier,
-            [self.oids, self.blobs, *([] if self.marks is None else [self.marks])])
+            [self.oids, self.blobs, *([] if self.marks is None else [self.marks])], self.blobs.look_again)
         self.warm = self._saved_cache()
         sweeps, _ = adapter.sweeps.state(session)
         last = cache(partial(adapter.last_tid, session))        # asked after the file is read: others may renew it

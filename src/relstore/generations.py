@@ -1,6 +1,6 @@
 """Generations: of views and of cached states. One ends with its epoch, or when a pack has removed something."""
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
@@ -25,13 +25,15 @@ class Generations:
     """Moves the cache, the epochs and what processes share from one generation to the next, together.
 
     name: of the database. parts: what else forgets at the beginning of an epoch: oids, for one, may be counted anew.
+    look_again: called with a session at the beginning of an epoch, and after a sweep: blobs may have been moved.
     lock: held by whoever changes the epoch or what is known of it.
     """
 
     def __init__(self, name: str, adapter: Adapter, cache: Cache, epochs: Epochs, polling: Polling, tier: Tier | None,
-                 parts: Iterable[Forgetful]):
+                 parts: Iterable[Forgetful], look_again: Callable[[Session], None]):
         self._name, self._adapter, self._cache, self._epochs = name, adapter, cache, epochs
         self._polling, self._tier, self._parts = polling, tier, list(parts)
+        self._look_again = look_again
         self.lock = threading.Lock()
 
     def after_fork(self) -> None:
@@ -55,6 +57,7 @@ class Generations:
             since = min(since, base)
         for part in self._parts:
             part.forget()
+        self._look_again(session)
         self._epochs.begin(generation, sweeps, session.all(self._adapter.sql.newest, (EARLY,)))
         self._cache.restart(since)
         self._polling.forget()
@@ -71,6 +74,7 @@ class Generations:
         * Others were told of one sweep more, and were quicker: what our view sees may be gone by now. Or the epoch is
           over. Then it stays in the generation in which it asked.
         """
+        self._look_again(session)
         cache, epochs = self._cache, self._epochs
         is_next = epochs.sweeps_of(generation) == number - 1
         oids = self._adapter.sweeps.swept(session, number, limit) if is_next else None

@@ -29,6 +29,8 @@ PIECE_BYTES = 4 * 1024 * 1024
 FIRST = 4
 # Bytes of a file that are read at a time to record it.
 READ_BYTES = 256 * 1024
+# Bytes of a statement besides a chunk: at most.
+OVERHEAD = 1000
 # Objects that are looked up at a time.
 LOOKED_UP = 10_000
 
@@ -79,6 +81,21 @@ class Chunks:
             if not self._adapter.keep_history:
                 session.run(self._adapter.sql.forget_record, (oid, tid))
             session.run(self._adapter.sql.add_record, (*record, oid, tid))
+
+    def put(self, session: Session, oid: int, tid: int, pieces: Iterable[bytes]) -> bool:
+        """Within a transaction: keep the data of a revision that is kept elsewhere. Return False if that is gone."""
+        sql = self._adapter.sql
+        if session.one(sql.lock_revision, (oid, tid)) is None:
+            return False
+        session.run(sql.drop_chunks, (oid, tid))
+        self._put(session, oid, tid, pieces)
+        return True
+
+    def _put(self, session: Session, oid: int, tid: int, pieces: Iterable[bytes]) -> None:
+        size = min(self._adapter.blob_chunk_bytes, self.longest_row - OVERHEAD)
+        chunks = (piece[start:start + size] for piece in pieces for start in range(0, max(len(piece), 1), size))
+        for number, chunk in enumerate(chunks):
+            session.run(self._adapter.sql.put_chunk, (oid, tid, number, chunk))
 
     def read(self, session: Session, oid: int, tid: int) -> Iterator[bytes]:
         """Yield the data in pieces, whatever is recorded of it; nothing where there is none. As open."""

@@ -5,7 +5,7 @@ each piece is asked for by way of the row: by oid and tid, which are never given
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -51,6 +51,16 @@ class ChunksOnPostgreSQL(chunks.Chunks):
                 start += size
                 piece = self._piece(session, oid, tid, number, start, size)
                 yield piece
+
+    def _put(self, session: Session, oid: int, tid: int, pieces: Iterable[bytes]) -> None:
+        sql, new_array = self._adapter.sql, self._adapter.oid_list
+        with explained(self._adapter):
+            [[_, chunk]] = session.all(sql.new_chunks, (new_array([0]), new_array([0]), b''))
+            start = 0
+            for piece in pieces:
+                session.all(sql.continue_chunk, (chunk, start, piece))
+                start += len(piece)
+            session.run(sql.put_chunk, (oid, tid, 0, chunk))
 
     def _piece(self, session: Session, oid: int, tid: int, number: int, start: int, size: int) -> bytes:
         with explained(self._adapter):

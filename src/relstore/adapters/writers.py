@@ -38,7 +38,7 @@ class Writers:
         with closing(self._session()) as session:
             if who == 'any':
                 self._refuse_during_a_sweep(session)
-            self._lock_votes(session, timeout)
+            self.lock_votes(session, timeout)
             session.run(self._adapter.sql.set_meta, ('writers', who))
             if who == 'any':
                 session.run(self._adapter.sql.forget_whole)
@@ -60,7 +60,8 @@ class Writers:
             raise ConfigurationError(f'{self._adapter} was never opened by relstore: start the site with relstore '
                                      'once.') from e
 
-    def _lock_votes(self, session: Session, timeout: float) -> None:
+    def lock_votes(self, session: Session, timeout: float) -> None:
+        """Begin a transaction that keeps all others from voting; wait up to `timeout` seconds for who has voted."""
         def attempt() -> None:
             try:
                 self._adapter.lock_votes(session, min(VOTES_TRY_SECONDS, timeout))

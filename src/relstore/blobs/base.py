@@ -19,6 +19,8 @@ from relstore.sessions.session import Session
 
 # Where the data is, as relstore_meta tells under this key: in blob_chunk, or in a directory that all processes share.
 KEY, INSIDE, SHARED = 'blobs', 'database', 'directory'
+# There once a move has begun: then chunks in the database tell nothing of where blobs are.
+MOVED = 'blobs-moved'
 
 
 class Read(Protocol):
@@ -113,6 +115,9 @@ class Blobs:
     def forget(self) -> None:
         """The database may have been emptied, or restored."""
 
+    def look_again(self, session: Session) -> None:
+        """Something has changed in the database: look whether blobs are where they were."""
+
     def emptied(self, session: Session) -> None:
         """The database was emptied by this process."""
 
@@ -125,13 +130,13 @@ class Blobs:
         changed: the oids to which it gives the record of a Blob. deleted: those to which it gives none.
         """
 
-    def say_where(self, session: Session) -> None:
+    def say_where(self, session: Session, sweeps: int) -> None:
         """Within the vote of a transaction with blobs: have the database remember where they are.
 
-        ConfigurationError: another process has them elsewhere.
+        sweeps: see Verdict. ConfigurationError: another process has them elsewhere.
         """
 
-    def said(self) -> None:
+    def said(self, sweeps: int) -> None:
         """That was committed."""
 
     def new_instance(self) -> Blobs:
@@ -193,36 +198,69 @@ class Blobs:
         """The storage is closed."""
 
 
+class _Known:
+    """What a process knows of where the blobs are. sweeps: how many sweeps there were when the database said so."""
+    sweeps: int | None = None
+    elsewhere = False       # they were moved, since it was opened
+
+
 class BlobsAtAPlace(Blobs):
-    """adapter: of the database. place: where its blobs are, INSIDE or SHARED."""
+    """adapter: of the database. place: where its blobs are, INSIDE or SHARED.
+
+    They may be moved while it is open, which counts as a sweep: see move.py. Instances share what is known.
+    """
     supported = True
     place = ''
 
     def __init__(self, adapter: Adapter):
         self._adapter = adapter
-        self._is_said = False
+        self._known = _Known()
 
     def begin(self, session: Session, meta: Mapping[str, str]) -> None:
-        said = INSIDE if self._adapter.chunks.there(session) else meta.get(KEY, self.place)
+        is_inside = MOVED not in meta and self._adapter.chunks.there(session)     # RelStorage says it by these alone
+        said = INSIDE if is_inside else meta.get(KEY, self.place)
         if said != self.place:
-            raise ConfigurationError(
-                f'{self._adapter} has its blobs {"in itself" if said == INSIDE else "in a directory"}: set '
-                f'shared-blob-dir {str(said == SHARED).lower()}.')
+            raise ConfigurationError(f'{self._adapter} has its blobs {_where(said)}.')
 
     def forget(self) -> None:
-        self._is_said = False
+        self._known.sweeps = None
+
+    def look_again(self, session: Session) -> None:
+        self._known.elsewhere = self._adapter.meta(session).get(KEY, self.place) != self.place
+
+    def refuse_elsewhere(self) -> None:
+        """ConfigurationError if the blobs were moved."""
+        if self._known.elsewhere:
+            [there] = {INSIDE, SHARED} - {self.place}
+            raise ConfigurationError(f'{self._adapter} has its blobs {_where(there)}: they were moved, so start again '
+                                     'with that.')
+
+    def refuse_if_moved(self, session: Session) -> None:
+        """Look, and raise ConfigurationError if the blobs are elsewhere by now."""
+        self.look_again(session)
+        self.refuse_elsewhere()
+
+    def before_pack(self, session: Session) -> set[tuple[int, int]]:
+        self.refuse_if_moved(session)
+        return set()
 
     def emptied(self, session: Session) -> None:
         session.run(self._adapter.sql.forget_place)
 
-    def say_where(self, session: Session) -> None:
-        if self._is_said:
+    def say_where(self, session: Session, sweeps: int) -> None:
+        self.refuse_elsewhere()
+        if self._known.sweeps == sweeps:
             return
         session.run(self._adapter.sql.add_meta, (KEY, self.place))      # it waits for who says so at the same time
         said = self._adapter.meta(session)[KEY]
         if said != self.place:
-            raise ConfigurationError(f'{self._adapter} has had its first blob stored elsewhere by another process: set '
-                                     f'shared-blob-dir {str(said == SHARED).lower()}, and start again.')
+            raise ConfigurationError(f'{self._adapter} has its blobs {_where(said)}: another process has stored the '
+                                     'first there, or they were moved, so start again with that.')
 
-    def said(self) -> None:
-        self._is_said = True
+    def said(self, sweeps: int) -> None:
+        self._known.sweeps = sweeps
+
+
+def _where(place: str) -> str:
+    return (f'{"in itself" if place == INSIDE else "in a directory"}: set shared-blob-dir '
+            f'{str(place == SHARED).lower()}')

@@ -29,15 +29,19 @@ class BlobsInDatabase(BlobsAtAPlace):
         self.cache, self.fill_on_commit = cache, fill_on_commit
 
     def new_instance(self) -> BlobsInDatabase:
-        return BlobsInDatabase(self._adapter, self.cache.new_instance(), self.fill_on_commit)
+        other = BlobsInDatabase(self._adapter, self.cache.new_instance(), self.fill_on_commit)
+        other._known = self._known
+        return other
 
     def new_pending(self) -> Pending:
         return PendingInDatabase(self)
 
     def load(self, read: Read, oid: int, tid: int) -> str:
+        self.refuse_elsewhere()
         return self.cache.find(oid, tid) or read(oid, self._fetch, oid, tid)
 
     def open(self, read: Read, oid: int, tid: int, blob: IBlob | None = None) -> IO[bytes]:
+        self.refuse_elsewhere()
         while True:
             file = (self.cache.open(oid, tid) if blob is None else
                     self.cache.open(oid, tid, lambda path: BlobFile(path, 'r', blob)))
@@ -49,6 +53,7 @@ class BlobsInDatabase(BlobsAtAPlace):
         chunks = self._adapter.chunks
         data = chunks.open(session, oid, tid)
         if data is None:
+            self.refuse_if_moved(session)
             raise POSKeyError(p64(oid), p64(tid))
         if data.record is not None:
             return self.cache.add(oid, tid, data.record.size, verified(data, oid, tid))

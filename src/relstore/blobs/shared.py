@@ -82,8 +82,10 @@ class BlobsInDirectory(BlobsAtAPlace):
         return PendingInDirectory(self)
 
     def load(self, read: Read, oid: int, tid: int) -> str:
+        self.refuse_elsewhere()
         found = self.directory.size(oid, tid)
         if found is None:
+            read(oid, self.refuse_if_moved)
             raise POSKeyError(p64(oid), p64(tid))
         size = self._size(read, oid, tid)
         if size not in (None, found):
@@ -134,6 +136,7 @@ class BlobsInDirectory(BlobsAtAPlace):
         return self.directory.helper
 
     def before_pack(self, session: Session) -> set[tuple[int, int]]:
+        super().before_pack(session)
         if not self.is_ours:
             log.warning('The directory %s had blobs before relstore came to it. A pack removes none of its files until '
                         '"relstore blobs --take-over" says that nothing else uses them.', self.directory.directory)

@@ -13,6 +13,9 @@ from ZODB.POSException import POSKeyError
 from ZODB.utils import u64
 
 from relstore.adapters.chunks import Record, measured
+from relstore.blobs.directory import SharedDirectory
+from relstore.blobs.move import Move, drop_old
+from relstore.blobs.places import InDatabase, InDirectory, Place
 from relstore.blobs.shared import BlobsInDirectory
 from relstore.cli import databases, places
 from relstore.cli.progress import counted, progress, size
@@ -35,6 +38,13 @@ def add_arguments(parser: ArgumentParser) -> None:
                         help='remove files that belong to nothing and are older than a day; with --check, record what '
                              'the data is of which nothing was recorded; and nothing else. Never say it of a copy of a '
                              'database that was led to the directory of the original')
+    parser.add_argument('--move', nargs='+', metavar=('PLACE', 'PATH'),
+                        help='copy all blobs to another place, "database" or "directory PATH", while the site runs, '
+                             'and say in the database that they are there. Run again, it goes on where it was')
+    parser.add_argument('--drop-old', nargs='+', metavar=('PLACE', 'PATH'),
+                        help='after a move, when all processes have been started again: remove the blobs from the old '
+                             'place, as far as they are at the new one')
+    parser.set_defaults(refuse=parser.error)
     parser.add_argument('--take-over', action='store_true',
                         help='say that nothing else uses the directory of blobs, which was there before relstore: '
                              'packs remove files from it then')
@@ -58,9 +68,57 @@ def _one(named: databases.Named, args: Namespace) -> int:
         if args.take_over and isinstance(storage.database.blobs, BlobsInDirectory):
             storage.database.blobs.take_over()
             print('  Its directory of blobs is its own now.')
+        if args.move:
+            return _move(storage, args)
+        if args.drop_old:
+            return _drop_old(storage, args)
         wrong = _check(storage, args.fix) if args.check else _missing(storage)
         left = _orphans(storage, args.fix)
         return int(bool(wrong or left))
+
+
+def _move(storage: RelStore, args: Namespace) -> int:
+    adapter, source = storage.database.adapter, _place_of(storage)
+    target = _named_place(storage, args, args.move)
+    if target.name == source.name:
+        args.refuse(f'--move: the blobs are in {source.told}, as the configuration says.')
+    with progress() as tell:
+        move = Move(adapter, source, target, tell)
+        is_done = move.run()
+    print(f'  {counted(move.copied, "revision")} of blobs copied to {target.told}, {size(move.bytes)}; {move.there:,} '
+          'were there.')
+    if not is_done:
+        print(f'  They stay in {source.told}, for {counted(len(move.damaged), "blob is", "blobs are")} not what was '
+              'committed: restore them from a backup, and go on.')
+        for oid, tid in islice(move.damaged, NAMED):
+            print(f'    object {oid:#x}, tid {tid:#x}')
+        return 1
+    print(f'  The blobs are in {target.told} now. Set {target.option}, and start all processes again: those that run '
+          f'refuse blobs. What was in {source.told} is still there; then remove it with --drop-old.')
+    return 0
+
+
+def _drop_old(storage: RelStore, args: Namespace) -> int:
+    now, old = _place_of(storage), _named_place(storage, args, args.drop_old)
+    with progress() as tell:
+        gone, stay = drop_old(storage.database.adapter, old, now, tell)
+    print(f'  {counted(gone, "revision")} of blobs removed from {old.told}; {stay:,} stay, for {now.told} lacks them.')
+    return int(stay > 0)
+
+
+def _place_of(storage: RelStore) -> Place:
+    """Return where the blobs are, by the configuration."""
+    blobs, adapter = storage.database.blobs, storage.database.adapter
+    return InDirectory(adapter, blobs.directory) if isinstance(blobs, BlobsInDirectory) else InDatabase(adapter)
+
+
+def _named_place(storage: RelStore, args: Namespace, words: list[str]) -> Place:
+    adapter = storage.database.adapter
+    if words == ['database']:
+        return InDatabase(adapter)
+    if words[0] == 'directory' and len(words) == 2:
+        return InDirectory(adapter, SharedDirectory(words[1]))
+    raise args.refuse('A place is "database" or "directory PATH".')
 
 
 def _revisions(storage: RelStore) -> Iterator[Revision]:

@@ -204,6 +204,32 @@ DELETE FROM {relstore_blob} WHERE zoid = $oid AND tid < $tid
 -- name: count_records
 SELECT count(*) FROM {relstore_blob}
 
+-- To put what is kept elsewhere into the database, or what was there out of it; see places.py.
+-- name: chunks_there (oid, tid, limit) [hp]
+SELECT s.zoid, s.tid FROM {blob_chunk} s WHERE {after} AND s.chunk_num = 0 ORDER BY {by_revision} {limit}
+
+-- name: chunks_there (oid, limit) [hf]
+SELECT s.zoid, s.tid FROM {blob_chunk} s WHERE {after} AND s.chunk_num = 0 ORDER BY {by_revision} {limit}
+
+-- name: chunks_of (revisions)
+SELECT b.zoid, b.tid FROM {revisions} g {then} {blob_chunk} b ON b.zoid = g.zoid AND b.tid = g.tid AND b.chunk_num = 0
+
+-- name: lock_revision (oid, tid)
+SELECT zoid FROM {object_state} WHERE zoid = $oid AND tid = $tid
+
+-- name: put_chunk (oid, tid, chunk_num, chunk)
+INSERT INTO {blob_chunk} (zoid, tid, chunk_num, chunk) VALUES ($oid, $tid, $chunk_num, $chunk)
+
+-- name: drop_chunks (oid, tid) [hp]
+DELETE FROM {blob_chunk} WHERE zoid = $oid AND tid = $tid
+
+-- name: drop_chunks (oid, tid) [hf]
+DELETE FROM {blob_chunk} WHERE zoid = $oid AND tid <= $tid
+
+-- As at the end of a sweep.
+-- name: count_sweep
+UPDATE {relstore_sweep} SET number = number + 1
+
 -- name: has_blobs
 SELECT zoid FROM {blob_chunk} LIMIT 1
 
@@ -463,7 +489,7 @@ UPDATE {relstore_meta} SET value = $value WHERE name = 'whole' AND value = $old
 
 -- What is said of the place of blobs.
 -- name: forget_place
-DELETE FROM {relstore_meta} WHERE name = 'blobs'
+DELETE FROM {relstore_meta} WHERE name IN ('blobs', 'blobs-moved')
 
 -- name: forget_whole
 DELETE FROM {relstore_meta} WHERE name = 'whole'

@@ -691,3 +691,7 @@ DELETE FROM {relstore_garbage};
 DELETE FROM {relstore_pack};
 UPDATE {relstore_sweep} SET number = number + 1, sweeping = 0, packed_to = 0, deleted = 0;
 COMMIT
+
+-- So that it is not replaced meanwhile.
+-- name: lock_revision (oid, tid) [hf]
+SELECT zoid FROM {object_state} WHERE zoid = $oid AND tid = $tid FOR UPDATE

@@ -646,3 +646,7 @@ TRUNCATE {blob_chunk}, {relstore_blob}, {object_state}, {object_ref}, {object_re
 UPDATE {relstore_sweep} SET number = number + 1, sweeping = 0, packed_to = 0, deleted = 0;
 DELETE FROM {relstore_epoch};
 ALTER SEQUENCE {zoid_seq} RESTART
+
+-- So that it is not replaced meanwhile.
+-- name: lock_revision (oid, tid) [hf]
+SELECT zoid FROM {object_state} WHERE zoid = $oid AND tid = $tid FOR UPDATE
