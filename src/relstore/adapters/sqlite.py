@@ -60,8 +60,9 @@ class SQLiteAdapter(Adapter):
         self.oid_file = OidFile(self)
         self.neighbours, self.looked_around = Neighbours(self.path), 0.0
         self.file = File(self.path)
-        self.sql = Statements('common.sql', 'sqlite.sql', keep_history=keep_history,
-                              macros=Tables(reserved=frozenset({'transaction'})), placeholder='?')
+        self._tables = Tables(reserved=frozenset({'transaction'}))
+        self.sql = Statements('common.sql', 'sqlite.sql', keep_history=keep_history, macros=self._tables,
+                              placeholder='?')
 
     def __str__(self) -> str:
         return f'The database {self.path}'

@@ -178,7 +178,7 @@ class ThereAndBack(Convert):
         os.rename(self.path, self.here / 'one.fs')
         self.change('other', 1)
         self.assertIn('holds transactions that the source does not have', self.refused(self.path, self.destination))
-        self.assertIn('Emptied: ', self.works(self.path, self.destination, '--clear'))
+        self.assertIn('Emptied: ', self.works(self.path, self.destination, '--clear', '--yes'))
         self.assertEqual(self.root(self.opened()), {'other': 1})
 
     def test_asked_before_it_is_emptied(self):
@@ -354,7 +354,7 @@ class Refusing(Convert):
     def test_a_file_cannot_be_emptied(self):
         back = f'file://{self.here}/back.fs?blob-dir={self.here}/back.blobs'
         self.works(self.path, back)
-        self.assertIn('cannot be emptied', self.refused(self.path, back, '--clear'))
+        self.assertIn('cannot be emptied', self.refused(self.path, back, '--clear', '--yes'))
 
     def test_nothing_is_written_beside_the_source(self):
         def files():
