@@ -13,6 +13,7 @@ from ZODB.blob import Blob
 from ZODB.POSException import POSKeyError
 from ZODB.utils import p64, u64
 
+from relstore.adapters import sqlite
 from relstore.adapters.writers import Writers
 from relstore.blobs import move
 from relstore.blobs.directory import SharedDirectory
@@ -213,7 +214,8 @@ class Suite(BlobSite):
         connection.tpc_begin(voted)
         connection.commit(voted)
         connection.tpc_vote(voted)
-        with mock.patch.object(move, 'PATIENCE_SECONDS', 0.2), self.assertRaises(LockTimeout):
+        with mock.patch.object(move, 'PATIENCE_SECONDS', 0.2), \
+                mock.patch.object(sqlite, 'BUSY_TIMEOUT_SECONDS', 0.2), self.assertRaises(LockTimeout):
             self.move()
         self.opened().close()       # nothing was switched
         connection.tpc_finish(voted)
