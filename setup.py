@@ -16,6 +16,8 @@ EXTRAS = {
     'pymysql': ['PyMySQL[rsa] >= 1.2'],
     # In Python alone. pylibmc does as well, but a broken answer can break its C library and with it the process.
     'memcached': ['pymemcache >= 4'],
+    # Blobs in S3, or what speaks as it does. Other object storages need what fsspec needs for them.
+    's3': ['s3fs >= 2025.2'],
     # Bars and tables on a terminal: needed by `relstore demo`, and used by the other commands where it is there.
     'cli': ['rich >= 13'],
 }
@@ -35,6 +37,8 @@ EXTRAS['test'] = [
     'zc.zlibstorage >= 1.2',
     'zc.zodbdgc >= 1.1',
     *EXTRAS['cli'],
+    *EXTRAS['s3'],
+    'moto[server] >= 5.1',  # an S3 server of our own
 ]
 
 setup(
