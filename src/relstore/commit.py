@@ -112,6 +112,8 @@ class Transaction:
         if not (isinstance(user, bytes) and isinstance(description, bytes)):
             user, description = _bytes(user), _bytes(description)
         self._record = Metadata(user, description, metadata.extension_bytes, self._packed)
+        if self.blobs:
+            self.blobs.prepare(database.pool.attempt)
         verdict = self._verdict(self._ballot())
         self._refuse(verdict)
         commit = self._commit
@@ -158,6 +160,7 @@ class Transaction:
                 copies[oid] = row.data_tid
         if copies:
             self.blobs.copy(self._commit, copies)
+        self.blobs.hold(session)
         for oid, tid in copies.items():     # checked last: what is removed never comes back
             if not blobs.has(session, oid, tid):
                 raise UndoError('The data of the blob to go back to is not there.', p64(oid))

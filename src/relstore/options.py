@@ -75,8 +75,8 @@ def _from(least: int) -> Allowed:
     return Allowed(f'a whole number, {least} or more', lambda value: type(value) is int and value >= least)
 
 
-def _option(default: Any, allowed: Allowed, help: str) -> Any:
-    return field(default=default, metadata={'allowed': allowed, 'help': help})
+def _option(default: Any, allowed: Allowed, help: str, shown: bool = True) -> Any:
+    return field(default=default, metadata={'allowed': allowed, 'help': help}, repr=shown)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +129,13 @@ class Options:
         False, FLAG, 'Whether the blobs that a process commits are cached in blob-dir, or not until they are read.')
     blob_chunk_size: int = _option(
         1 << 20, _from(1), 'Bytes of the pieces in which a blob is stored on MySQL, MariaDB and SQLite.')
+    blob_store: str | None = _option(
+        None, TEXT, 'URL of an object storage that has the blobs instead of the database, say s3://bucket/prefix; '
+                    'blob-dir is a cache of it then. It has no credentials in it: they are left to the environment, to '
+                    'the files of botocore, or to a profile there, ?profile=name.', shown=False)
+    blob_store_grace: float = _option(
+        86400, PART, 'Seconds for which the data of a blob stays in the object storage after a pack has found that '
+                     'nothing needs it any more. As long as that a backup of the database may be restored.')
     pool_size: int = _option(64, _from(2), 'Database sessions that a process may hold.')
     pool_timeout: float = _option(
         30, SECONDS, 'Seconds to wait for a database session when all of them are in use.')

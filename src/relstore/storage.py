@@ -324,6 +324,24 @@ class RelStore(Administration, UndoLogCompatible):
         """Return where uncommitted data is best kept; what is older than a day there is removed."""
         return self._blobs.temporary_directory
 
+    def blob_url(self, oid: bytes, serial: bytes, expires: int = 3600, filename: str | None = None,
+                 content_type: str | None = None) -> str:
+        """Return a URL from which anybody can fetch the data of a revision for so many seconds, with blob-store alone.
+
+        filename: under which a browser saves it; None: it shows what it can. content_type: that the server tells.
+        A site that redirects there has seen to it that the data may be read. POSKeyError: there is none.
+        """
+        return self._blobs.url(self._view.read, _number(oid), u64(serial), expires, filename, content_type)
+
+    def blob_part(self, oid: bytes, serial: bytes, start: int, end: int) -> bytes:
+        """Return the bytes from `start` up to `end` of the data of a revision, as far as there are any.
+
+        From an object storage nothing else is fetched, so they are compared with no digest. POSKeyError: there is none.
+        """
+        if start < 0:
+            raise ValueError(f'A part of a blob cannot begin at {start}.')
+        return self._blobs.part(self._view.read, _number(oid), u64(serial), start, end)
+
     @property
     def fshelper(self) -> FilesystemHelper:
         """ZODB's helper for the files of blobs, by which other programs find them; where they are in blob-dir alone."""

@@ -18,6 +18,7 @@ from relstore.adapters.chunks import Chunks
 from relstore.adapters.commits.base import AnyCommit
 from relstore.adapters.completion import Completion, Lock
 from relstore.adapters.migrations import VERSION
+from relstore.adapters.objects import Objects
 from relstore.adapters.packlock import PackLock
 from relstore.adapters.rights import Rights
 from relstore.adapters.statements import Statements
@@ -108,7 +109,8 @@ class Adapter:
         # May a session not see a commit yet that another server of the cluster has acknowledged?
         self.may_lag = False
         self.rights, self.writers = Rights(self), Writers(self)
-        self.pack_lock, self.sweeps, self.chunks = PackLock(self), Sweeps(self), Chunks(self)
+        self.pack_lock, self.sweeps = PackLock(self), Sweeps(self)
+        self.chunks, self.objects = Chunks(self), Objects(self)
 
     # Connect ------------------------------------------------------------------------------------------------------
 

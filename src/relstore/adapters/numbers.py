@@ -7,6 +7,10 @@ SMALL_STATE_BYTES = 20_000
 # nothing. Of OBJECT and OLDER the first revision that stays is after tid + goes - 1.
 OBJECT, OLDER, LATER, SPARED = 2, 1, 0, -1
 
+# In relstore_digest, what an object is: one that may be used, one to which nothing refers as a pack has found, and one
+# that is being removed.
+OBJECT_USED, OBJECT_IDLE, OBJECT_GOES = range(3)
+
 # Keys of advisory locks on PostgreSQL, besides oids. What stands in the place of an oid where a lock is told of that is
 # no single object's; SOME_OBJECTS is no lock: it is not known whose. COMMIT_LOCK and PACK_LOCK are RelStorage's, too.
 COMMIT_LOCK, SOME_OBJECTS, EVERYBODY = -1, -2, -3
@@ -18,5 +22,6 @@ TOGETHER = 100
 MACROS = {name: str(number) for name, number in {
     'small_state_bytes': SMALL_STATE_BYTES,
     'goes_object': OBJECT, 'goes_older': OLDER, 'goes_later': LATER, 'goes_spared': SPARED,
+    'object_used': OBJECT_USED, 'object_idle': OBJECT_IDLE, 'object_goes': OBJECT_GOES,
     'commit_lock': COMMIT_LOCK, 'everybody': EVERYBODY, 'pack_lock': PACK_LOCK, 'schema_lock': SCHEMA_LOCK,
     'oids_lock': OIDS_LOCK, 'together': TOGETHER}.items()}

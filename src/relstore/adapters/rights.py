@@ -63,13 +63,16 @@ _POSTGRESQL: dict[str, Needs] = {
     READ: {
         ('SCHEMA', ''): 'USAGE',
         **{('TABLE', name): 'SELECT' for name in (
-            'transaction', 'object_state', 'current_object', 'blob_chunk', 'relstore_blob', 'relstore_epoch',
-            'relstore_sweep', 'relstore_meta', 'relstore_pack', 'relstore_garbage', 'relstore_refs')}},
+            'transaction', 'object_state', 'current_object', 'blob_chunk', 'relstore_blob', 'relstore_digest',
+            'relstore_epoch', 'relstore_sweep', 'relstore_meta', 'relstore_pack', 'relstore_garbage',
+            'relstore_refs')}},
     RUN: {
         ('DATABASE', ''): 'TEMPORARY',                  # for transactions that are too large for one message
         **_WRITTEN[RUN],
         ('TABLE', 'blob_chunk'): 'INSERT',
         ('TABLE', 'relstore_blob'): 'INSERT',
+        ('TABLE', 'relstore_blob [hp]'): 'UPDATE',      # likewise, wherever that is
+        ('TABLE', 'relstore_digest'): 'INSERT, UPDATE, DELETE',
         ('TABLE', 'blob_chunk [hp]'): 'UPDATE',         # to lock the row whose blob an undo repeats
         ('TABLE', 'blob_chunk [hf]'): 'DELETE',
         ('TABLE', 'relstore_blob [hf]'): 'DELETE',
@@ -90,6 +93,7 @@ _MYSQL: dict[str, Needs] = {
         **_WRITTEN[RUN],
         ('TABLE', 'blob_chunk'): 'INSERT, UPDATE',
         ('TABLE', 'relstore_blob'): 'INSERT, UPDATE',
+        ('TABLE', 'relstore_digest'): 'INSERT, UPDATE, DELETE',
         ('TABLE', 'blob_chunk [hf]'): 'DELETE',
         ('TABLE', 'relstore_blob [hf]'): 'DELETE',
         ('TABLE', 'commit_row_lock [MySQL]'): 'UPDATE',         # to lock the row

@@ -22,6 +22,7 @@ from relstore.adapters.completion import Completion
 from relstore.adapters.file import File
 from relstore.adapters.filesession import LONGEST_PAUSE_SECONDS, FileSession
 from relstore.adapters.neighbours import Neighbours
+from relstore.adapters.objects import ObjectsOnSQLite
 from relstore.adapters.oidfile import OidFile
 from relstore.adapters.packlock import PackLockOnSQLite
 from relstore.adapters.queue import queue_of
@@ -57,7 +58,7 @@ class SQLiteAdapter(Adapter):
         self.reads_in_snapshot = True
         self.data_dir, self.path, self._pragmas = address.data_dir, address.path, address.pragmas
         self.writers, self.pack_lock = WritersOnSQLite(self), PackLockOnSQLite(self)
-        self.oid_file = OidFile(self)
+        self.objects, self.oid_file = ObjectsOnSQLite(self), OidFile(self)
         self.neighbours, self.looked_around = Neighbours(self.path), 0.0
         self.file = File(self.path)
         self._tables = Tables(reserved=frozenset({'transaction'}))

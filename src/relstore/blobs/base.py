@@ -17,8 +17,13 @@ from relstore.blobs.files import explained
 from relstore.errors import ConfigurationError
 from relstore.sessions.session import Session
 
-# Where the data is, as relstore_meta tells under this key: in blob_chunk, or in a directory that all processes share.
-KEY, INSIDE, SHARED = 'blobs', 'database', 'directory'
+# Where the data is, as relstore_meta tells under this key: in blob_chunk, in a directory that all processes share, or
+# in an object storage.
+KEY, INSIDE, SHARED, STORED = 'blobs', 'database', 'directory', 'store'
+# For messages: where that is, and what to do about options that say otherwise.
+PLACES = {INSIDE: ('in itself', 'set shared-blob-dir false, and leave blob-store out'),
+          SHARED: ('in a directory', 'set shared-blob-dir true, and leave blob-store out'),
+          STORED: ('in an object storage', 'name it with blob-store')}
 # There once a move has begun: then chunks in the database tell nothing of where blobs are.
 MOVED = 'blobs-moved'
 
@@ -29,11 +34,17 @@ class Read(Protocol):
     def __call__(self, oid: int, read: Callable[..., Any], /, *arguments: Any) -> Any: ...
 
 
+class Attempt(Protocol):
+    """Return work(session, *arguments), with a session of its own."""
+
+    def __call__(self, work: Callable[..., Any], /, *arguments: Any) -> Any: ...
+
+
 class Pending:
     """The files of the blobs of one transaction. They are ours from when they were stored.
 
-    Of what is to be there, `send` comes before each vote, `copy` after it, `place` before finish, and then `committed`,
-    if it was. `close` ends it in any case.
+    Of what is to be there, `prepare` comes first, then `send` before each vote, `copy` and `hold` after it, `place`
+    before finish, and then `committed`, if it was. `close` ends it in any case.
 
     oids: of the objects that bring a file.
     """
@@ -46,11 +57,17 @@ class Pending:
     def __bool__(self) -> bool:
         return bool(self.oids)
 
+    def prepare(self, attempt: Attempt) -> None:
+        """Do what takes time while no session is held. attempt: as SessionPool.attempt."""
+
     def send(self, commit: AnyCommit) -> None:
         """Do ahead of the vote what takes time."""
 
     def copy(self, commit: AnyCommit, copies: Mapping[int, int]) -> None:
         """Have objects repeat the data of earlier revisions, oid -> tid."""
+
+    def hold(self, session: Session) -> None:
+        """Keep others from removing, until the commit has happened, what it relies on. Unavailable: it is gone."""
 
     def place(self, commit: AnyCommit) -> None:
         """Have the data where it is to be when the commit has happened."""
@@ -154,6 +171,16 @@ class Blobs:
         """Return that file, open for reading: a BlobFile where a Blob is given."""
         raise Unsupported('Blobs need a directory: name one with blob-dir.')
 
+    def part(self, read: Read, oid: int, tid: int, start: int, end: int) -> bytes:
+        """Return a part of the data of a revision: see RelStore.blob_part."""
+        with self.open(read, oid, tid) as file:
+            file.seek(start)
+            return file.read(max(min(end, os.fstat(file.fileno()).st_size) - start, 0))
+
+    def url(self, read: Read, oid: int, tid: int, expires: int, filename: str | None, content_type: str | None) -> str:
+        """Return a URL by which anybody can read the data of a revision for so many seconds: see RelStore.blob_url."""
+        raise Unsupported('Blobs have URLs in an object storage alone: name one with blob-store.')
+
     @property
     def temporary_directory(self) -> str:
         """Where uncommitted data is best kept."""
@@ -201,11 +228,11 @@ class Blobs:
 class _Known:
     """What a process knows of where the blobs are. sweeps: how many sweeps there were when the database said so."""
     sweeps: int | None = None
-    elsewhere = False       # they were moved, since it was opened
+    elsewhere = ''      # where they were moved to, since it was opened
 
 
 class BlobsAtAPlace(Blobs):
-    """adapter: of the database. place: where its blobs are, INSIDE or SHARED.
+    """adapter: of the database. place: where its blobs are, one of PLACES.
 
     They may be moved while it is open, which counts as a sweep: see move.py. Instances share what is known.
     """
@@ -220,20 +247,22 @@ class BlobsAtAPlace(Blobs):
         is_inside = MOVED not in meta and self._adapter.chunks.there(session)     # RelStorage says it by these alone
         said = INSIDE if is_inside else meta.get(KEY, self.place)
         if said != self.place:
-            raise ConfigurationError(f'{self._adapter} has its blobs {_where(said)}.')
+            where, mend = PLACES[said]
+            raise ConfigurationError(f'{self._adapter} has its blobs {where}: {mend}.')
 
     def forget(self) -> None:
         self._known.sweeps = None
 
     def look_again(self, session: Session) -> None:
-        self._known.elsewhere = self._adapter.meta(session).get(KEY, self.place) != self.place
+        said = self._adapter.meta(session).get(KEY, self.place)
+        self._known.elsewhere = said if said != self.place else ''
 
     def refuse_elsewhere(self) -> None:
         """ConfigurationError if the blobs were moved."""
         if self._known.elsewhere:
-            [there] = {INSIDE, SHARED} - {self.place}
-            raise ConfigurationError(f'{self._adapter} has its blobs {_where(there)}: they were moved, so start again '
-                                     'with that.')
+            where, mend = PLACES[self._known.elsewhere]
+            raise ConfigurationError(f'{self._adapter} has its blobs {where}: they were moved, so {mend}, and start '
+                                     'again.')
 
     def refuse_if_moved(self, session: Session) -> None:
         """Look, and raise ConfigurationError if the blobs are elsewhere by now."""
@@ -254,13 +283,9 @@ class BlobsAtAPlace(Blobs):
         session.run(self._adapter.sql.add_meta, (KEY, self.place))      # it waits for who says so at the same time
         said = self._adapter.meta(session)[KEY]
         if said != self.place:
-            raise ConfigurationError(f'{self._adapter} has its blobs {_where(said)}: another process has stored the '
-                                     'first there, or they were moved, so start again with that.')
+            where, mend = PLACES[said]
+            raise ConfigurationError(f'{self._adapter} has its blobs {where}: another process has stored the first '
+                                     f'there, or they were moved, so {mend}, and start again.')
 
     def said(self, sweeps: int) -> None:
         self._known.sweeps = sweeps
-
-
-def _where(place: str) -> str:
-    return (f'{"in itself" if place == INSIDE else "in a directory"}: set shared-blob-dir '
-            f'{str(place == SHARED).lower()}')

@@ -38,7 +38,7 @@ class BlobsInDatabase(BlobsAtAPlace):
 
     def load(self, read: Read, oid: int, tid: int) -> str:
         self.refuse_elsewhere()
-        return self.cache.find(oid, tid) or read(oid, self._fetch, oid, tid)
+        return self.cache.find(oid, tid) or self._get(read, oid, tid)
 
     def open(self, read: Read, oid: int, tid: int, blob: IBlob | None = None) -> IO[bytes]:
         self.refuse_elsewhere()
@@ -47,7 +47,12 @@ class BlobsInDatabase(BlobsAtAPlace):
                     self.cache.open(oid, tid, lambda path: BlobFile(path, 'r', blob)))
             if file is not None:
                 return file
-            read(oid, self._fetch, oid, tid)        # another process may remove it before it is open
+            self._get(read, oid, tid)       # another process may remove it before it is open
+
+    def _get(self, read: Read, oid: int, tid: int) -> str:
+        """Return the path of a file with what is not cached."""
+        path: str = read(oid, self._fetch, oid, tid)
+        return path
 
     def _fetch(self, session: Session, oid: int, tid: int) -> str:
         chunks = self._adapter.chunks

@@ -16,7 +16,7 @@ from ZODB.blob import is_blob_record
 from ZODB.POSException import Unsupported
 
 from relstore.adapters.base import Adapter
-from relstore.blobs.base import KEY, SHARED, Blobs
+from relstore.blobs.base import KEY, SHARED, STORED, Blobs
 from relstore.errors import ConfigurationError
 from relstore.sessions.session import Session
 
@@ -40,6 +40,9 @@ class WithoutBlobs(Blobs):
         self.there = False      # as far as is known
 
     def begin(self, session: Session, meta: Mapping[str, str]) -> None:
+        if meta.get(KEY) == STORED:
+            raise ConfigurationError(f'{self._adapter} has its blobs in an object storage: name it with blob-store, '
+                                     'and a directory to cache them with blob-dir.')
         if meta.get(KEY) == SHARED:
             raise ConfigurationError(f'{self._adapter} has its blobs in a directory: name it with blob-dir, and set '
                                      'shared-blob-dir true.')

@@ -21,9 +21,13 @@ from ZODB.utils import p64, u64
 from relstore.errors import ConfigurationError, Deadlock, OutcomeUnknown
 from relstore.tests.support.backends import cases
 from relstore.tests.support.blob_site import LARGE, BlobSite
+from relstore.tests.support.stored_blobs import StoredBlobs
 
 
 class Suite(BlobSite):
+    # That a pack removes which finds a blob gone: beside what is in the database.
+    files_at_the_end = 0
+
     # What a site does
 
     def test_sizes(self):
@@ -35,7 +39,7 @@ class Suite(BlobSite):
     def test_interfaces(self):
         for instance in self.storage, self.storage.new_instance():
             self.assertTrue(IBlobStorageRestoreable.providedBy(instance))
-        with closing(self.opened('other', blob_dir=None)) as without:
+        with closing(self.opened('other', **self.nowhere)) as without:
             self.assertFalse(IBlobStorage.providedBy(without))
             for call in without.temporaryDirectory, lambda: without.loadBlob(p64(1), p64(1)):
                 with self.assertRaisesRegex(Unsupported, 'blob-dir'):
@@ -52,6 +56,18 @@ class Suite(BlobSite):
         for number in 0, u64(tid) + 1:
             with self.assertRaises(POSKeyError):
                 self.storage.loadBlob(oid, p64(number))
+
+    def test_parts(self):
+        revision = self.put(LARGE)
+        for start, end in (0, 1), (100, 70_000), (len(LARGE) - 1, len(LARGE) + 10), (len(LARGE) + 1, 1 << 40), (5, 2):
+            self.forget_files()
+            for _ in range(2):
+                self.assertEqual(self.storage.blob_part(*revision, start, end), LARGE[start:end])
+                self.get()
+        with self.assertRaises(ValueError):
+            self.storage.blob_part(*revision, -1, 1)
+        with self.assertRaises(POSKeyError):
+            self.storage.blob_part(revision[0], p64(1), 0, 1)
 
     def test_an_older_view(self):
         """It reads what it sees, also where that is replaced meanwhile, and not cached."""
@@ -96,7 +112,7 @@ class Suite(BlobSite):
             with self.assertRaises(POSKeyError):
                 self.storage.loadBlob(oid, tid)
         self.assertEqual(self.names(), [])
-        self.assertEqual(report.files, int(self.shared))
+        self.assertEqual(report.files, self.files_at_the_end)
 
     def test_wrapped(self):
         db = self.new_db(HexStorage(self.opened('wrapped', blob_dir=str(self.here / 'wrapped'))))
@@ -140,12 +156,12 @@ class Suite(BlobSite):
     # What goes wrong
 
     def test_the_wrong_place(self):
-        self.opened(shared_blob_dir=not self.shared, blob_dir=str(self.here / 'elsewhere')).close()     # no blob yet
+        self.opened(**self.elsewhere, blob_dir=str(self.here / 'elsewhere')).close()     # no blob yet
         self.put(b'x')
-        with self.assertRaisesRegex(ConfigurationError, f'set shared-blob-dir {str(self.shared).lower()}'):
-            self.opened(shared_blob_dir=not self.shared, blob_dir=str(self.here / 'elsewhere'))
+        with self.assertRaisesRegex(ConfigurationError, self.mend):
+            self.opened(**self.elsewhere, blob_dir=str(self.here / 'elsewhere'))
         with self.assertRaisesRegex(ConfigurationError, 'blob-dir'):
-            self.opened(blob_dir=None)
+            self.opened(**self.nowhere)
         self.opened().close()
 
     def test_emptied(self):
@@ -156,7 +172,7 @@ class Suite(BlobSite):
         if not self.shared:         # there it is a file of nothing
             with self.assertRaises(POSKeyError):
                 self.storage.loadBlob(*revision)
-        other = self.new_db(self.opened(shared_blob_dir=not self.shared, blob_dir=str(self.here / 'other')))
+        other = self.new_db(self.opened(**self.elsewhere, blob_dir=str(self.here / 'other')))
         self.put(b'again', db=other)
         self.assertEqual(self.get(db=other), b'again')
 
@@ -168,7 +184,7 @@ class Suite(BlobSite):
         db = self.new_db(self.storage)
         self.put(b'again', db=db)
         meta = self.storage.database.pool.attempt(self.storage.database.adapter.meta)
-        self.assertEqual(meta['blobs'], 'directory' if self.shared else 'database')
+        self.assertEqual(meta['blobs'], self.storage.database.blobs.place)
 
     def test_aborted(self):
         """At each point nothing of it is left, and what was there is served."""
@@ -258,11 +274,7 @@ class Suite(BlobSite):
         self.put(b'two')
         undone = self.db.undoInfo(0, 1)[0]['id']
         self.forget_files()
-        if self.shared:
-            os.unlink(self.storage.loadBlob(oid, first))
-        else:
-            self.storage.database.pool.attempt(
-                lambda session: session.run(f'DELETE FROM blob_chunk WHERE tid = {u64(first)}'))
+        self.lose(oid, first)
         self.db.undo(undone)
         with self.assertRaises(UndoError):
             transaction.commit()
@@ -299,11 +311,11 @@ class Suite(BlobSite):
 
     def test_two_processes_at_two_places(self):
         """Both were opened before there was a blob: the second to store one is told."""
-        other = self.opened(shared_blob_dir=not self.shared, blob_dir=str(self.here / 'elsewhere'))
+        other = self.opened(**self.elsewhere, blob_dir=str(self.here / 'elsewhere'))
         other = self.new_db(other)
-        without = self.opened(blob_dir=None)
+        without = self.opened(**self.nowhere)
         self.put(b'first')
-        with self.assertRaisesRegex(ConfigurationError, f'set shared-blob-dir {str(self.shared).lower()}'):
+        with self.assertRaisesRegex(ConfigurationError, self.mend):
             self.put(b'second', 'second', other)
         txn = TransactionMetaData()
         without.tpc_begin(txn)
@@ -334,11 +346,7 @@ class Suite(BlobSite):
         self.put(b'other', 'other')
         self.forget_files()
         self.assertIn('2 revisions of blobs; the data of 0 is missing.', self.look())
-        if self.shared:
-            os.unlink(self.storage.loadBlob(oid, tid))
-        else:
-            self.storage.database.pool.attempt(
-                lambda session: session.run(f'DELETE FROM blob_chunk WHERE zoid = {u64(oid)}'))
+        self.lose(oid, tid)
         out = self.look(status=1)
         self.assertIn('the data of 1 is missing:', out)
         self.assertIn(f'object {u64(oid):#x}, tid {u64(tid):#x}', out)
@@ -384,6 +392,9 @@ class InDatabase(Suite):
 class InDirectory(Suite):
     """In a directory that processes share."""
     shared = True
+    elsewhere = {'shared_blob_dir': False}
+    files_at_the_end = 1
+    mend = 'set shared-blob-dir true'
 
     def test_orphans(self):
         """Only those go that are older than a day, and were not replaced: that is a pack's business."""
@@ -485,5 +496,9 @@ class InDirectory(Suite):
         self.assertEqual(self.get(), LARGE)
 
 
-cases(globals(), InDatabase, InDirectory)
-del Suite, InDatabase, InDirectory
+class InStore(StoredBlobs, Suite):
+    """In an object storage."""
+
+
+cases(globals(), InDatabase, InDirectory, InStore)
+del Suite, InDatabase, InDirectory, InStore

@@ -9,6 +9,7 @@ from pathlib import Path
 from ZODB.tests.testblob import storage_reusable_suite
 
 from relstore.tests.support.backends import SQLiteBackend, cases
+from relstore.tests.support.stored_blobs import ObjectStorage
 
 
 def polite_open(path, mode='r', **options):
@@ -43,7 +44,11 @@ class Suite(unittest.TestCase):
                 yield test
 
     def opened(self, name, blob_dir, **options):
-        return self.open_storage(name.replace('.', '_'), blob_dir=blob_dir, shared_blob_dir=self.shared, **options)
+        name = name.replace('.', '_')
+        return self.open_storage(name, blob_dir=blob_dir, shared_blob_dir=self.shared, **self.place(name), **options)
+
+    def place(self, name):
+        return {}
 
     def forget(self):
         """Each of these tests has databases of its own."""
@@ -69,5 +74,13 @@ class InDirectory(Suite):
     shared = True
 
 
-cases(globals(), InDatabase, InDirectory)
-del Suite, InDatabase, InDirectory
+class InStore(ObjectStorage, InDatabase):
+    """In an object storage, with a cache as well."""
+
+    def forget(self):
+        super().forget()
+        self.new_bucket()
+
+
+cases(globals(), InDatabase, InDirectory, InStore)
+del Suite, InDatabase, InDirectory, InStore

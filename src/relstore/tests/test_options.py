@@ -18,7 +18,8 @@ class DefaultsTests(unittest.TestCase):
             'cache_servers': None, 'cache_module_name': None, 'cache_prefix': '', 'poll_interval': 0,
             'cache_local_dir': None, 'cache_local_dir_write_max_size': None,
             'blob_dir': None, 'shared_blob_dir': False, 'blob_cache_size': None, 'blob_cache_fill_on_commit': False,
-            'blob_chunk_size': 1048576, 'pool_size': 64, 'pool_timeout': 30, 'poll_limit': 100_000, 'pack_gc': True,
+            'blob_chunk_size': 1048576, 'blob_store': None, 'blob_store_grace': 86400,
+            'pool_size': 64, 'pool_timeout': 30, 'poll_limit': 100_000, 'pack_gc': True,
             'pack_dry_run': False, 'pack_prepack_only': False, 'pack_skip_prepack': False,
             'pack_batch_timeout': 1.0, 'pack_duty_cycle': 0.5, 'pack_max_delay': 20.0}
         self.assertEqual(asdict(Options()), expected)

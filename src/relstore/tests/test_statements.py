@@ -127,7 +127,7 @@ def samples(site):
         'tid': site.tid, 'prev_tid': site.tid, 'upto_tid': site.tid + 10, 'since': site.last - 3, 'at': site.last,
         'pack_tid': site.last, 'marked_tid': site.last, 'new_tid': site.last + 10, 'restored_tid': None,
         'data_tid': None, 'before': MAX_TID, 'stop': MAX_TID,
-        'chunk': b'x', 'earlier': 1, 'digest': bytes(32),
+        'chunk': b'x', 'earlier': 1, 'digest': bytes(32), 'version': 'x', 'wisher': 'x', 'mark': 1,
         'limit': 100, 'most': 100_001, 'largest': 1000, 'count': 16, 'size': 3, 'objects': 1,
         'start': 1, 'chunk_num': 0, 'place': -1,
         'waiting': str([[oid, -n] for n, oid in enumerate(site.oids, 1)]),

@@ -229,6 +229,49 @@ DELETE FROM {blob_chunk} WHERE zoid = $oid AND tid <= $tid
 -- As at the end of a sweep.
 -- name: count_sweep
 UPDATE {relstore_sweep} SET number = number + 1
+-- Objects of blobs in an object storage: see objects.py. ------------------------------------------------------------
+
+-- name: stored_blob (oid, tid)
+SELECT b.size, b.digest, d.version FROM {relstore_blob} b LEFT JOIN {relstore_digest} d ON d.digest = b.digest
+WHERE b.zoid = $oid AND b.tid = $tid
+
+-- Whoever holds it, or a row of relstore_blob, waits for nobody but who changes it at that moment, and keeps that off.
+-- name: hold_object (digest)
+SELECT version FROM {relstore_digest} WHERE digest = $digest AND state < {object_goes} {hold}
+
+-- name: hold_record (oid, tid)
+SELECT size, digest FROM {relstore_blob} WHERE zoid = $oid AND tid = $tid {hold}
+
+-- name: want_object (digest, version, size, wisher)
+INSERT INTO {relstore_digest} AS d (digest, version, size, wanted, wisher, state)
+VALUES ($digest, $version, $size, {now_seconds}, $wisher, {object_used})
+ON CONFLICT (digest) DO UPDATE SET
+    version = CASE WHEN d.state = {object_goes} THEN excluded.version ELSE d.version END,
+    wanted = excluded.wanted, wisher = excluded.wisher, state = excluded.state
+
+-- name: wanted_version (digest)
+SELECT version FROM {relstore_digest} WHERE digest = $digest AND state < {object_goes}
+
+-- name: objects (digest, limit)
+SELECT d.digest, d.version, d.size, d.state, {now_seconds} - d.wanted,
+       EXISTS (SELECT 1 FROM {relstore_blob} b WHERE b.digest = d.digest)
+FROM {relstore_digest} d WHERE d.digest > $digest ORDER BY d.digest LIMIT $limit
+
+-- name: mark_object (digest, mark)
+UPDATE {relstore_digest} SET state = $mark, wanted = {now_seconds} WHERE digest = $digest
+
+-- name: lock_object (digest, version)
+SELECT state, wisher, {now_seconds} - wanted FROM {relstore_digest}
+WHERE digest = $digest AND version = $version AND state < {object_goes} {lock_if_free}
+
+-- name: refers (digest)
+SELECT zoid FROM {relstore_blob} WHERE digest = $digest LIMIT 1
+
+-- name: claim_object (digest)
+UPDATE {relstore_digest} SET state = {object_goes} WHERE digest = $digest
+
+-- name: forget_object (digest, version)
+DELETE FROM {relstore_digest} WHERE digest = $digest AND version = $version AND state = {object_goes}
 
 -- name: has_blobs
 SELECT zoid FROM {blob_chunk} LIMIT 1

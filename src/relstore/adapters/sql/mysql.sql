@@ -256,6 +256,31 @@ FROM {blob_chunk} b LEFT JOIN {relstore_blob} r ON r.zoid = b.zoid AND r.tid = b
 WHERE b.zoid = $oid AND b.tid = $tid AND b.chunk_num >= $number
 ORDER BY b.chunk_num LIMIT $limit
 
+-- Objects of blobs: see objects.py. ------------------------------------------------------------------------------
+
+-- macro: now_seconds
+UNIX_TIMESTAMP()
+
+-- macro: hold
+LOCK IN SHARE MODE
+
+-- macro: lock_if_free
+FOR UPDATE SKIP LOCKED
+
+-- From left to right: the version by the state that was there.
+-- name: want_object (digest, version, size, wisher)
+INSERT INTO {relstore_digest} (digest, version, size, wanted, wisher, state)
+VALUES ($digest, $version, $size, {now_seconds}, $wisher, {object_used})
+ON DUPLICATE KEY UPDATE version = CASE WHEN state = {object_goes} THEN $version ELSE version END,
+    wanted = {now_seconds}, wisher = $wisher, state = {object_used}
+
+-- name: begin_objects
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+START TRANSACTION
+
+-- name: end_objects
+COMMIT
+
 -- Committing: one message for vote, one for finish. -------------------------------------------------------------
 
 -- Locks by primary key in READ COMMITTED lock rows and no gaps, so new objects never wait for their neighbours. A

@@ -93,6 +93,16 @@ CREATE TABLE IF NOT EXISTS {relstore_blob} (
     CONSTRAINT relstore_blob_fk FOREIGN KEY (zoid) REFERENCES {object_state} (zoid) ON DELETE CASCADE
 ) ENGINE=InnoDB;
 
+-- name: relstore_digest
+CREATE TABLE IF NOT EXISTS {relstore_digest} (
+    digest      {digest} NOT NULL PRIMARY KEY,
+    version     {text} NOT NULL,
+    size        {id} NOT NULL,
+    wanted      {id} NOT NULL,
+    wisher      {text} NOT NULL,
+    state       {id} NOT NULL
+) ENGINE=InnoDB;
+
 -- name: object_ref [hp]
 CREATE TABLE IF NOT EXISTS {object_ref} (
     zoid        {id} NOT NULL,

@@ -103,6 +103,22 @@ INSERT INTO {blob_chunk} (zoid, tid, chunk_num, chunk)
 SELECT c.zoid, {finished_tid}, 0, c.chunk
 FROM unnest($blob_oids::bigint[], pg_catalog.current_setting('relstore.chunks')::oid[]) c (zoid, chunk)
 
+-- macro: now_seconds
+extract(epoch FROM pg_catalog.clock_timestamp())::bigint
+
+-- Beside others who do, and who change what is no key.
+-- macro: hold
+FOR KEY SHARE
+
+-- macro: lock_if_free
+FOR UPDATE SKIP LOCKED
+
+-- name: begin_objects
+BEGIN ISOLATION LEVEL READ COMMITTED
+
+-- name: end_objects
+COMMIT
+
 -- What is recorded of them.
 -- macro: insert_records
 INSERT INTO {relstore_blob} (zoid, tid, size, digest)

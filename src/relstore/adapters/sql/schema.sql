@@ -102,6 +102,18 @@ CREATE TABLE {relstore_blob} (
 );
 CREATE INDEX relstore_blob_digest ON {relstore_blob} (digest);
 
+-- The objects of an object storage that has the blobs: see objects.py. wanted: seconds since 1970; wisher: who wanted it
+-- last.
+-- name: relstore_digest
+CREATE TABLE {relstore_digest} (
+    digest      {digest} NOT NULL PRIMARY KEY,
+    version     {text} NOT NULL,
+    size        {id} NOT NULL,
+    wanted      {id} NOT NULL,
+    wisher      {text} NOT NULL,
+    state       {id} NOT NULL
+);
+
 -- name: object_ref [hp]
 CREATE TABLE {object_ref} (
     zoid        {id} NOT NULL,

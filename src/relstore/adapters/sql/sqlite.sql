@@ -133,6 +133,16 @@ DELETE FROM {blob_chunk} WHERE zoid = $oid
 INSERT INTO {blob_chunk} (zoid, tid, chunk_num, chunk)
 SELECT zoid, $tid, chunk_num, chunk FROM {blob_chunk} WHERE zoid = $oid AND tid = $earlier
 
+-- macro: now_seconds
+CAST((julianday('now') - 2440587.5) * 86400 AS INTEGER)
+
+-- There is one lock for all that write, and whoever votes or claims has it.
+-- macro: hold
+
+
+-- macro: lock_if_free
+
+
 -- name: insert_record (oid, tid, size, digest)
 INSERT OR REPLACE INTO {relstore_blob} (zoid, tid, size, digest) VALUES ($oid, $tid, $size, $digest)
 

@@ -13,6 +13,7 @@ import transaction
 import ZODB
 from transaction import TransactionManager
 from ZODB.blob import Blob
+from ZODB.utils import u64
 
 from relstore.cli import databases
 from relstore.cli.main import main
@@ -23,6 +24,10 @@ LARGE = os.urandom(1 << 16) * 50        # several pieces and chunks
 class BlobSite(unittest.TestCase):
     """shared: whether the data is in a directory that processes share."""
     shared = False
+    # Options for another place; for none; and what is said where they do not fit.
+    elsewhere = {'shared_blob_dir': True}
+    nowhere = {'blob_dir': None}
+    mend = 'set shared-blob-dir false'
 
     def setUp(self):
         super().setUp()
@@ -34,10 +39,22 @@ class BlobSite(unittest.TestCase):
         self.db = self.new_db(self.storage)
 
     def opened(self, name='main', **options):
-        options = {'blob_dir': str(self.here / 'blobs'), 'shared_blob_dir': self.shared} | options
+        options = {'blob_dir': str(self.here / 'blobs'), 'shared_blob_dir': self.shared} | self.place(name) | options
         storage = self.open_storage(name, **options)
         self.addCleanup(storage.close)
         return storage
+
+    def place(self, name):
+        """Return more options for a database of this name."""
+        return {}
+
+    def lose(self, oid, tid):
+        """Remove the data of a revision."""
+        if self.shared:
+            os.unlink(self.storage.loadBlob(oid, tid))
+        else:
+            self.storage.database.pool.attempt(lambda session: session.run(
+                f'DELETE FROM blob_chunk WHERE zoid = {u64(oid)} AND tid = {u64(tid)}'))
 
     def new_db(self, storage):
         db = ZODB.DB(storage)
