@@ -29,6 +29,7 @@ from relstore.errors import ConfigurationError
 
 DIFFERENCES = 20        # that are told
 PAUSE_SECONDS = 1.0     # between two looks for what is new in the source
+MISSED_LOOKS = 5        # at a file that is not there; then it is an error
 TOLD_SECONDS = 10.0     # between two lines that tell how far behind a copy is
 
 ZOPE_CONF = """\
@@ -84,6 +85,11 @@ def run(args: Namespace) -> int:
         args.refuse('--clear empties the destination: it goes with neither --dry-run nor --verify-only.')
     with told_on_stderr(args.debug), _until_stopped() as stopped:
         source, destination = _named(args)
+        if {os.path.realpath(path) for path in source.paths} & {os.path.realpath(path) for path in destination.paths}:
+            raise ConfigurationError('The source and the destination are one file.')
+        for shared in sorted(source.blob_directories & destination.blob_directories):
+            raise ConfigurationError(f'{shared} is named for the blobs of both storages: name another blob-dir for the '
+                                     'destination.')
         return _Command(args, source, destination, stopped).run()
 
 
@@ -101,7 +107,8 @@ class _Command:
 
     def __init__(self, args: Namespace, source: databases.Named, destination: databases.Named, stopped: list[int]):
         self._args, self._source, self._destination, self._stopped = args, source, destination, stopped
-        self._size = 0      # of a FileStorage, when it was looked at last
+        self._states: list[object] = []     # of the files of FileStorages in the source, when they were looked at last
+        self._missed = 0        # how often since then one of them was not there
 
     def run(self) -> int:
         args = self._args
@@ -185,11 +192,14 @@ class _Command:
 
     def _look_again(self, opened: databases.Opened) -> bool:
         """Whether there may be something new. A FileStorage is as it was when it was opened, so it is opened again."""
-        path = self._source.path
-        if path:
-            size, self._size = self._size, os.path.getsize(path)
-            if size == self._size:
+        if self._source.paths:
+            states = [_state(path) for path in self._source.paths]
+            if None in states and self._missed < MISSED_LOOKS:
+                self._missed += 1
                 return False
+            if states == self._states:
+                return False
+            self._states, self._missed = states, 0
             copied = self._conversion.copied
             self._conversion = Conversion(self._open_source().storage, opened.storage, opened.relstore)
             self._conversion.copied = copied
@@ -255,6 +265,15 @@ def _see_that_they_differ(source: databases.Opened, destination: databases.Opene
         if len(names) == 1 and None not in names:
             raise ConfigurationError(f'{_told(source)} and {_told(destination)} are one database, or one is a copy of '
                                      'the other that the database made.')
+
+
+def _state(path: str) -> object:
+    """Return what changes with a file. None: it is not there, for a moment where a pack puts another into its place."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _told(opened: databases.Opened) -> str:

@@ -7,10 +7,12 @@ unless it also imports relstore.beside: then RelStorage's sections are RelStorag
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Any, TypeVar
 
 import ZConfig
@@ -43,6 +45,8 @@ SCHEMA = """
 </schema>
 """
 
+BLOB_LAYOUT = '.layout'     # the file that ZODB keeps in each directory of blobs
+
 Section = TypeVar('Section', bound=BaseConfig)
 
 _ZOPES = re.compile(r'^\s*<zodb_db\b', re.MULTILINE | re.IGNORECASE)
@@ -66,9 +70,15 @@ class Named:
     factory: BaseConfig
 
     @property
-    def path(self) -> str:
-        """Of a FileStorage the path of its file, else ''."""
-        return str(self.factory.config.path) if isinstance(self.factory, ZODB.config.FileStorage) else ''
+    def paths(self) -> list[str]:
+        """Of the files of the FileStorages in it."""
+        return [str(section.config.path) for section in _sections(self.factory, ZODB.config.FileStorage)]
+
+    @property
+    def blob_directories(self) -> set[str]:
+        """Whatever they are used for: a cache, too. Without symbolic links."""
+        return {os.path.realpath(section.config.blob_dir) for section in _all_sections(self.factory)
+                if getattr(section.config, 'blob_dir', None)}
 
     @property
     def is_made(self) -> bool:
@@ -87,27 +97,37 @@ class Named:
             section.config.read_only = section.config.read_only or reading
             if not making:
                 _there(section)
+        for section in _sections(self.factory, ZODB.config.FileStorage):
+            if reading:
+                # An instance's: the section may be within that of a wrapper, which opens it.
+                section.open = partial(LiveFileStorage, section.config.path, section.config.blob_dir or '')
+            else:
+                _keep_blobs(section.config)
+        for section in _sections(self.factory, ZODB.config.ZEOClient):
+            section.config.read_only = section.config.read_only or reading
         with foreign(self.name or 'The storage'):
-            storage = self._opened_to_read() if reading else self.factory.open()
+            storage = self.factory.open()
         with closing(storage):
             if hasattr(storage, 'registerDB'):
                 storage.registerDB(_Plain())
             yield Opened(self.name or storage.getName(), storage, _innermost(storage))
-
-    def _opened_to_read(self) -> Any:
-        config = self.factory.config
-        if isinstance(self.factory, ZODB.config.FileStorage):
-            return LiveFileStorage(config.path, config.blob_dir or '')
-        for kind in ZODB.config.FileStorage, ZODB.config.ZEOClient:
-            for section in _sections(self.factory, kind):
-                section.config.read_only = True
-        return self.factory.open()
 
     def adapters(self) -> Iterator[Adapter]:
         """Yield the adapter of each storage of relstore's in it; their tables are not looked at."""
         for section in _sections(self.factory, StorageSection):
             options = Options.from_section(section.config, warn=False)
             yield _there(section).bind(options.keep_history, options.read_only)
+
+
+def _keep_blobs(config: Any) -> None:
+    """ConfigurationError: there are blobs, but not the file of the FileStorage. To make that would remove them."""
+    if config.blob_dir and (config.create or not os.path.exists(config.path)) and _holds_files(config.blob_dir):
+        raise ConfigurationError(f'{config.path} would be made anew. {config.blob_dir} is not empty, and the blobs in it '
+                                 'would be removed: name another blob-dir.')
+
+
+def _holds_files(directory: str) -> bool:
+    return any(name != BLOB_LAYOUT for _, _, names in os.walk(directory) for name in names)
 
 
 def _there(section: StorageSection) -> Address:
@@ -212,13 +232,17 @@ def _of_databases(lines: list[str]) -> Iterator[str]:
 
 def _sections(section: Any, kind: type[Section]) -> Iterator[Section]:
     """Yield the sections of a kind in a storage section, whatever is around them."""
-    if isinstance(section, kind):
-        yield section
-    elif isinstance(section, BaseConfig) or hasattr(section, 'config'):
-        for name in section.config.getSectionAttributes():
-            value = getattr(section.config, name)
-            for inner in value if isinstance(value, list) else [value]:
-                yield from _sections(inner, kind)
+    return (each for each in _all_sections(section) if isinstance(each, kind))
+
+
+def _all_sections(section: Any) -> Iterator[Any]:
+    if not hasattr(section, 'config'):
+        return
+    yield section
+    for name in section.config.getSectionAttributes():
+        value = getattr(section.config, name)
+        for inner in value if isinstance(value, list) else [value]:
+            yield from _all_sections(inner)
 
 
 def _innermost(storage: Any) -> RelStore | None:

@@ -325,6 +325,25 @@ class Refusing(Convert):
         self.assertIn('name the directory that they are in', self.refused(self.path, self.copy))
         self.works(f'{self.data}?blob-dir={self.here}/elsewhere', self.copy, '--verify')
 
+    def test_blobs_of_the_source_stay(self):
+        """A FileStorage that is made removes all that is in its directory of blobs."""
+        def blobs():
+            return {path: path.read_bytes() for path in self.blobs.rglob('*.blob')}
+
+        before = blobs()
+        self.assertGreater(len(before), 1)
+        for copy in f'file://{self.here}/back.fs', f'sqlite://{self.here}/db?shared-blob-dir=true&blob-dir={self.blobs}':
+            self.assertIn('name another blob-dir for the destination', self.refused(self.path, copy))
+        self.works(self.path, self.copy)
+        self.assertIn('blobs in it would be removed', self.refused(self.copy, f'file://{self.here}/back.fs'))
+        self.assertEqual(blobs(), before)
+        self.assertFalse((self.here / 'back.fs').exists())
+
+    def test_the_source_is_the_destination(self):
+        link = self.here / 'link.fs'
+        link.symlink_to(self.path)
+        self.assertIn('are one file', self.refused(self.path, f'file://{link}?blob-dir={self.here}/other'))
+
     def test_a_blob_is_missing(self):
         next(self.blobs.rglob('*.blob')).unlink()
         self.assertRegex(self.refused(self.path, self.copy), 'has no data of the blob 0x')
