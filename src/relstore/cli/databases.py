@@ -76,9 +76,10 @@ class Named:
 
     @property
     def blob_directories(self) -> set[str]:
-        """Whatever they are used for: a cache, too. Without symbolic links."""
+        """Those that hold the data of blobs: no cache of relstore's. Without symbolic links."""
         return {os.path.realpath(section.config.blob_dir) for section in _all_sections(self.factory)
-                if getattr(section.config, 'blob_dir', None)}
+                if getattr(section.config, 'blob_dir', None)
+                and (not isinstance(section, StorageSection) or section.config.shared_blob_dir)}
 
     @property
     def is_made(self) -> bool:
@@ -122,8 +123,8 @@ class Named:
 def _keep_blobs(config: Any) -> None:
     """ConfigurationError: there are blobs, but not the file of the FileStorage. To make that would remove them."""
     if config.blob_dir and (config.create or not os.path.exists(config.path)) and _holds_files(config.blob_dir):
-        raise ConfigurationError(f'{config.path} would be made anew. {config.blob_dir} is not empty, and the blobs in it '
-                                 'would be removed: name another blob-dir.')
+        raise ConfigurationError(f'{config.path} would be made anew. {config.blob_dir} is not empty, and the blobs '
+                                 'in it would be removed: name another blob-dir.')
 
 
 def _holds_files(directory: str) -> bool:

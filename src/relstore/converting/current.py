@@ -5,13 +5,20 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
+from persistent.TimeStamp import TimeStamp
 from ZODB.POSException import POSKeyError
 from ZODB.utils import p64, u64
 from zope.interface import directlyProvides, providedBy
 
+from relstore.errors import StorageError
+
 
 class Until:
-    """A storage up to a tid: what comes later its iterator leaves out."""
+    """A storage up to a tid: what comes later its iterator leaves out.
+
+    Some iterators just end where their storage is damaged. So if there is a transaction of this tid, it has to be the
+    last one, else the iterator raises StorageError.
+    """
 
     def __init__(self, source: Any, at: bytes):
         self._source, self._at = source, at
@@ -21,7 +28,27 @@ class Until:
         return getattr(self._source, name)
 
     def iterator(self, start: bytes | None = None, stop: bytes | None = None) -> Iterator[Any]:
-        return self._source.iterator(start, self._at if stop is None else min(stop, self._at))
+        to_end = stop is None or stop >= self._at
+        transactions = self._source.iterator(start, self._at if to_end else stop)
+        newest = None
+        try:
+            for transaction in transactions:
+                newest = transaction.tid
+                yield transaction
+        finally:
+            if hasattr(transactions, 'close'):
+                transactions.close()
+        if to_end and newest != self._at and (start is None or start <= self._at) and self._is_there():
+            raise StorageError(f'The source ends in the middle: it told no transaction after '
+                               f'{_named(newest)}, but has one of {_named(self._at)}. It seems to be damaged there.')
+
+    def _is_there(self) -> bool:
+        transactions = self._source.iterator(self._at, self._at)
+        try:
+            return any(transaction.tid == self._at for transaction in transactions)
+        finally:
+            if hasattr(transactions, 'close'):
+                transactions.close()
 
 
 class Current(Until):
@@ -49,6 +76,10 @@ class Current(Until):
         except POSKeyError:
             return record.data is None
         return found is None or found[1] == record.tid
+
+
+def _named(tid: bytes | None) -> str:
+    return 'its beginning' if tid is None else str(TimeStamp(tid))
 
 
 class _Part:

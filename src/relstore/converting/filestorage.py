@@ -16,17 +16,22 @@ from ZODB.POSException import POSKeyError
 from ZODB.utils import z64
 from zope.interface import alsoProvides
 
-from relstore.errors import ConfigurationError
+from relstore.converting.transactions import BEGIN, FileTransactions, check_end
+from relstore.errors import ConfigurationError, StorageError
 
 MAGIC = b'FS21', b'FS30'        # the first bytes of a file
+NO_TID = bytes(8)
+
+# Of files by device and inode: a position up to which their tids rise, and the last tid before it.
+_rising: dict[tuple[int, int], tuple[int, bytes]] = {}
 
 
 class LiveFileStorage(FileStorage):
     """A FileStorage as it is when it is opened. Nothing is written, neither to it nor beside it.
 
     blobs: the directory of its blobs; '': it is opened without.
-    ConfigurationError: the file is none of a FileStorage, or damaged, or nothing was ever stored in it; the directory
-    of the blobs is not there, or cannot be read.
+    StorageError: the file is damaged. ConfigurationError: it is none of a FileStorage, or nothing was ever stored in
+    it; the directory of the blobs is not there, or cannot be read.
     """
 
     def __init__(self, path: str, blobs: str = '') -> None:
@@ -38,6 +43,7 @@ class LiveFileStorage(FileStorage):
         if blobs:
             alsoProvides(self, IBlobStorage)
         try:
+            check_end(path, self._file.fileno(), self._pos)
             with readable(path):
                 self.load(z64)
         except POSKeyError:
@@ -48,8 +54,30 @@ class LiveFileStorage(FileStorage):
             raise
 
     def iterator(self, start: bytes | None = None, stop: bytes | None = None) -> Iterator[Any]:
-        last = self.lastTransaction()
-        return super().iterator(start, last if stop is None else min(stop, last))
+        """Return the transactions from `start` on, and up to the first that is later than `stop`.
+
+        StorageError: the file is damaged, or its tids do not rise, so it cannot be told where to begin.
+        """
+        # Not by the last tid: where tids do not rise, an earlier one may be greater.
+        stop = None if stop is None or stop >= self.lastTransaction() else stop
+        return FileTransactions(self._file_name, self._file.fileno(), self._pos, self._position(start), stop)
+
+    def _position(self, start: bytes | None) -> int:
+        if start is None:
+            return BEGIN
+        descriptor = self._file.fileno()
+        status = os.fstat(descriptor)
+        begin, last = _rising.get((status.st_dev, status.st_ino), (BEGIN, NO_TID))
+        scan = FileTransactions(self._file_name, descriptor, self._pos)
+        if begin > self._pos or begin > BEGIN and scan.tid_before(begin) != last:
+            begin, last = BEGIN, NO_TID     # it is another file
+        for transaction in FileTransactions(self._file_name, descriptor, self._pos, begin):
+            if transaction.tid <= last:
+                raise StorageError(f'{self._file_name} has a transaction with a tid that is not after the one before, '
+                                   'so a copy cannot go on: begin it again, with --clear.')
+            last = transaction.tid
+        _rising[status.st_dev, status.st_ino] = self._pos, last
+        return scan.first_from(start)
 
     def openCommittedBlobFile(self, oid: bytes, serial: bytes, blob: object = None) -> IO[bytes]:
         """Return the file of a blob, open for reading. POSKeyError: there is none."""

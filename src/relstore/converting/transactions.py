@@ -1,0 +1,179 @@
+"""The transactions of a Data.fs, read strictly: each byte belongs to one, or it is told where none can be read.
+
+ZODB's own iterator ends where it meets what it does not understand, as if that were the end of the file. Nor does it
+find its way into a file to which a site is just writing. What could interleave:
+
+* A site writes a transaction: until that is complete its status is `c`. It is no part of the file yet, as it is none
+  where the site was killed meanwhile.
+* A transaction is completed, or taken back, after the file was opened: only what was complete then is read.
+* A pack puts another file in the place of this one: what is open is still the old one.
+"""
+from __future__ import annotations
+
+import io
+import os
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+from ZODB.BaseStorage import DataRecord, TransactionRecord
+from ZODB.FileStorage.format import (
+    TRANS_HDR_LEN,
+    CorruptedError,
+    FileStorageFormatter,
+    TxnHeader,
+    TxnHeaderFromString,
+)
+from ZODB.utils import oid_repr
+
+from relstore.errors import StorageError
+
+BEGIN = 4       # behind the magic bytes
+LENGTH_BYTES = 8        # a transaction is followed by its length
+BUFFER_BYTES = 1 << 16
+UNREADABLE = CorruptedError, ValueError, struct.error, AssertionError       # what the format's functions raise
+
+
+class Positioned(io.RawIOBase):
+    """A file by its descriptor, with a position of its own; closing it leaves that open."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._position = descriptor, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = os.preadv(self._descriptor, [buffer], self._position)
+        self._position += count
+        return count
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: os.fstat(self._descriptor).st_size}
+        self._position = base[whence] + offset
+        return self._position
+
+
+class FileTransactions(FileStorageFormatter):
+    """Those from `start` to `end`, positions in an open file, and up to the first one later than `stop`.
+
+    An iterator; it and its transactions raise StorageError where the file is damaged.
+    """
+
+    def __init__(self, path: str, descriptor: int, end: int, start: int = BEGIN, stop: bytes | None = None) -> None:
+        self._path, self._end, self._pos, self._stop = path, end, start, stop
+        self._file = io.BufferedReader(Positioned(descriptor), BUFFER_BYTES)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        while self._pos < self._end:
+            header = self.header(self._pos)
+            if self._stop is not None and header.tid > self._stop:
+                break
+            begin, self._pos = self._pos, self._pos + header.tlen + LENGTH_BYTES
+            if header.status != 'u':        # undone by a ZODB of long ago, which kept it for none to see
+                return _Transaction(self, begin, header)
+        raise StopIteration
+
+    def close(self) -> None:
+        self._file.close()
+
+    def header(self, pos: int) -> TxnHeader:
+        """Return the header of the transaction at a position. StorageError: there is none."""
+        try:
+            header = self._read_txn_header(pos)
+            behind = pos + header.tlen
+            if (header.status not in ' up' or header.tlen < header.headerlen() or behind + LENGTH_BYTES > self._end
+                    or self._read_num(behind) != header.tlen):
+                raise ValueError('its header makes no sense, or does not fit its length')
+        except UNREADABLE as error:
+            raise self._damaged(pos, f'no transaction can be read there: {error}') from error
+        return header
+
+    def first_from(self, tid: bytes) -> int:
+        """Return the position of the first transaction that is not before a tid, where tids rise."""
+        pos = self._end
+        while pos > BEGIN:
+            before = pos - LENGTH_BYTES - self._read_num(pos - LENGTH_BYTES)
+            if before < BEGIN or self.header(before).tid < tid:
+                break
+            pos = before
+        return pos
+
+    def tid_before(self, pos: int) -> bytes:
+        """Return the tid of the last transaction before a position, b'' if none ends there."""
+        before = pos - LENGTH_BYTES - self._read_num(pos - LENGTH_BYTES) if pos > BEGIN else 0
+        try:
+            return bytes(self.header(before).tid) if before >= BEGIN else b''
+        except StorageError:
+            return b''
+
+    def records(self, begin: int, header: TxnHeader) -> Iterator[DataRecord]:
+        pos, end = begin + header.headerlen(), begin + header.tlen
+        while pos < end:
+            try:
+                record = self._read_data_header(pos)
+                if record.tloc != begin or pos + record.recordlen() > end:
+                    raise ValueError('it is not of its transaction, or longer than that')
+                data, data_tid = self._file.read(record.plen) if record.plen else None, None
+                if record.back:
+                    data, data_tid = self._at(record.oid, record.back, pos)
+            except UNREADABLE as error:
+                raise self._damaged(pos, f'no record can be read there: {error}') from error
+            yield DataRecord(record.oid, record.tid, data, data_tid)
+            pos += record.recordlen()
+
+    def _at(self, oid: bytes, back: int, before: int) -> tuple[bytes | None, bytes]:
+        """Return the data that an earlier record of an object has, and the tid of that record."""
+        tid = b''
+        while True:
+            found = self._read_data_header(back) if back < before else None
+            if found is None or found.oid != oid or back + found.recordlen() > before:
+                raise ValueError(f'its object {oid_repr(oid)} has no record at byte {back}, where it refers to')
+            tid = tid or found.tid
+            if not found.back:
+                return self._file.read(found.plen) if found.plen else None, tid
+            back, before = found.back, back
+
+    def _damaged(self, pos: int, what: str) -> StorageError:
+        return damaged(self._path, pos, what)
+
+
+class _Transaction(TransactionRecord):
+
+    def __init__(self, transactions: FileTransactions, begin: int, header: TxnHeader) -> None:
+        super().__init__(header.tid, header.status, header.user, header.descr, header.ext)
+        self._records = transactions.records, begin, header
+
+    def __iter__(self) -> Iterator[DataRecord]:
+        records, begin, header = self._records
+        return records(begin, header)
+
+
+def check_end(path: str, descriptor: int, end: int) -> None:
+    """See that behind the end that was found is at most what a site is writing. StorageError: the file is damaged."""
+    data = os.pread(descriptor, TRANS_HDR_LEN, end)
+    if not data:
+        return
+    try:
+        header = TxnHeaderFromString(data)
+        if header.status == 'c':
+            return
+        length = header.tlen + LENGTH_BYTES
+        if header.status not in ' up' or header.tlen < header.headerlen():
+            raise ValueError('its header makes no sense')
+        # A site writes its status at last, so the size is looked at after that.
+        left = os.fstat(descriptor).st_size - end
+        if left < length:
+            raise ValueError(f'it has {length} bytes, of which only {left} are left')
+    except UNREADABLE as error:
+        raise damaged(path, end, f'the file ends with a transaction that cannot be read: {error}') from error
+
+
+def damaged(path: str, pos: int, what: str) -> StorageError:
+    return StorageError(f"{path} is damaged at byte {pos}: {what}. Repair a copy of it, say with ZODB's fsrecover.")

@@ -1,0 +1,215 @@
+"""A Data.fs that is damaged, or written meanwhile: all of it is read, or a sentence tells where that ends."""
+import os
+import tempfile
+import unittest
+from contextlib import closing
+from pathlib import Path
+
+import transaction
+from ZODB.Connection import TransactionMetaData
+from ZODB.DB import DB
+from ZODB.FileStorage import FileStorage
+from ZODB.FileStorage.FileStorage import FileIterator
+from ZODB.FileStorage.format import DATA_HDR_LEN
+from ZODB.utils import p64, u64, z64
+
+from relstore.converting.current import Current, Until
+from relstore.converting.filestorage import LiveFileStorage
+from relstore.errors import StorageError
+from relstore.tests.support.layers import Processes
+
+
+def told(transactions):
+    """Return all that an iterator tells."""
+    return [(each.tid, each.status, each.user, each.description, each.extension_bytes,
+             [(record.oid, record.tid, record.data, record.data_txn) for record in each]) for each in transactions]
+
+
+class Reading(unittest.TestCase):
+    layer = Processes
+
+    def setUp(self):
+        super().setUp()
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.path = str(Path(directory.name) / 'Data.fs')
+        self.blobs = str(Path(directory.name) / 'blobs')
+        for number in range(6):
+            self.change(number)
+        with closing(DB(self.filestorage())) as db:
+            for _ in range(2):
+                manager = transaction.TransactionManager()
+                db.undo(db.undoInfo(0, 1)[0]['id'], manager.begin())
+                manager.commit()
+        self.change('last')
+        self.good = Path(self.path).read_bytes()
+        with closing(FileIterator(self.path)) as transactions:
+            self.there = told(transactions)
+        self.begins = self.positions()
+
+    def filestorage(self, blobs=None):
+        return FileStorage(self.path, blob_dir=blobs)
+
+    def change(self, value):
+        with closing(DB(self.filestorage())) as db, db.transaction() as connection:
+            connection.root()['value'] = value
+
+    def opened(self):
+        storage = LiveFileStorage(self.path)
+        self.addCleanup(storage.close)
+        return storage
+
+    def write(self, data):
+        Path(self.path).write_bytes(data)
+
+    def positions(self):
+        """Return where each transaction begins, and the end."""
+        begins = [4]
+        while begins[-1] < len(self.good):
+            begins.append(begins[-1] + u64(self.good[begins[-1] + 8:begins[-1] + 16]) + 8)
+        return begins
+
+    def records(self, number):
+        """Return where the first record of a transaction begins."""
+        begin = self.begins[number]
+        return begin + 23 + sum(int.from_bytes(self.good[begin + 17 + at:begin + 19 + at], 'big') for at in (0, 2, 4))
+
+    def refused(self, pattern=r'Data\.fs is damaged at byte \d+: '):
+        with self.assertRaisesRegex(StorageError, pattern):
+            told(self.opened().iterator())
+
+    def test_as_zodb_reads_it(self):
+        self.assertEqual(told(self.opened().iterator()), self.there)
+        tids = [each[0] for each in self.there]
+        for position, tid in enumerate(tids):
+            for start, first in (tid, position), (p64(u64(tid) + 1), position + 1), (p64(u64(tid) - 1), position):
+                self.assertEqual(told(self.opened().iterator(start)), self.there[first:])
+            self.assertEqual(told(self.opened().iterator(None, tid)), self.there[:position + 1])
+            self.assertEqual(told(self.opened().iterator(tid, tid)), [self.there[position]])
+
+    def test_cut_short(self):
+        """Anywhere in its last transaction: that was complete."""
+        begin = self.begins[-2]
+        for end in range(begin + 1, len(self.good)):
+            self.write(self.good[:end])
+            with self.subTest(end - begin):
+                self.refused(f'damaged at byte {begin}: the file ends with')
+        self.write(self.good[:begin])
+        self.assertEqual(told(self.opened().iterator()), self.there[:-1])
+
+    def test_zeros_at_the_end(self):
+        """As a file system leaves them after a crash."""
+        for count in 1, 8, 23, 300:
+            self.write(self.good + bytes(count))
+            self.refused(f'damaged at byte {len(self.good)}: the file ends with')
+
+    def test_garbage_in_the_middle(self):
+        """Of any transaction, with an index and without, which has ZODB look at all of it."""
+        index = Path(self.path + '.index').read_bytes()
+        for number, begin in enumerate(self.begins[:-1]):
+            for at in begin, begin + 16, self.records(number) + 24, self.begins[number + 1] - 8:
+                self.write(self.good[:at] + b'\x80garbage' + self.good[at + 8:])
+                for indexed in True, False:
+                    with self.subTest(number=number, at=at - begin, indexed=indexed):
+                        if indexed:
+                            Path(self.path + '.index').write_bytes(index)
+                        else:
+                            os.unlink(self.path + '.index')
+                        if at == begin:
+                            self.other_tid()
+                        else:
+                            self.refused('damaged at byte|cannot be read as a FileStorage')
+
+    def other_tid(self):
+        """What is garbage in a tid cannot be told: nothing is left out."""
+        self.assertEqual(len(told(self.opened().iterator())), len(self.there))
+
+    def test_a_record_refers_to_nothing(self):
+        number = len(self.begins) - 3       # that was undone
+        pointer = self.records(number) + DATA_HDR_LEN
+        back = u64(self.good[pointer:pointer + 8])
+        self.assertIn(back, [self.records(other) for other in range(number)])
+        own = self.records(number)
+        for to in 1, 5, back + 1, own, own - 1, self.records(number + 1), len(self.good) + 1, (1 << 63) - 1:
+            self.write(self.good[:pointer] + p64(to) + self.good[pointer + 8:])
+            with self.subTest(to):
+                self.refused(f'damaged at byte {own}: no record can be read there')
+
+    def test_a_record_of_another_object_is_referred_to(self):
+        number = len(self.begins) - 3
+        pointer = self.records(number) + DATA_HDR_LEN
+        back = u64(self.good[pointer:pointer + 8])
+        self.write(self.good[:back] + p64(77) + self.good[back + 8:])
+        self.refused()
+
+    def test_tids_that_do_not_rise(self):
+        """A greater one than the last is not the end. But it cannot be told where to go on."""
+        far = p64(u64(self.there[-1][0]) + (1 << 40))
+        at = self.begins[3]
+        self.write(self.good[:at] + far + self.good[at + 8:])
+        self.assertEqual([each[0] for each in told(self.opened().iterator())],
+                         [each[0] if number != 3 else far for number, each in enumerate(self.there)])
+        with self.assertRaisesRegex(StorageError, 'begin it again'):
+            self.opened().iterator(self.there[1][0])
+
+    def test_a_file_that_grows_is_looked_at_once(self):
+        """And again if it is another one of the same inode."""
+        tid = self.there[-1][0]
+        self.opened().iterator(tid)
+        self.change('more')
+        [old, new] = told(self.opened().iterator(tid))
+        self.assertEqual(old[0], tid)
+        grown, at = Path(self.path).read_bytes(), self.begins[3]
+        falling = self.good[:at] + p64(u64(tid) + 1) + self.good[at + 8:]
+        last = p64(u64(new[0]) + 1)
+        for other in falling, falling + last + grown[len(self.good) + 8:]:
+            self.write(grown)
+            self.opened().iterator(tid)
+            self.write(other)
+            with self.assertRaisesRegex(StorageError, 'begin it again'):
+                self.opened().iterator(tid)
+
+    def test_while_its_site_commits(self):
+        """What is voted is not there yet, what is finished is not there for who has opened it before."""
+        site = self.filestorage()
+        self.addCleanup(site.close)
+        before = self.opened()
+        for ends in site.tpc_abort, site.tpc_finish:
+            meta = TransactionMetaData()
+            site.tpc_begin(meta)
+            site.store(z64, site.load(z64)[1], b'x' * 100_000, '', meta)
+            site.tpc_vote(meta)
+            self.assertGreater(os.path.getsize(self.path), len(self.good))
+            during = self.opened()
+            self.assertEqual(told(during.iterator(self.there[-1][0])), self.there[-1:])
+            ends(meta)
+            for storage in before, during:
+                self.assertEqual(told(storage.iterator()), self.there)
+        self.assertEqual(len(told(self.opened().iterator())), len(self.there) + 1)
+
+    def test_while_it_is_packed(self):
+        """What was opened is read to its end."""
+        storage = self.opened()
+        transactions = storage.iterator()
+        first = next(transactions)
+        with closing(DB(self.filestorage())) as db:
+            db.pack()
+        self.assertLess(os.path.getsize(self.path), len(self.good))
+        self.assertEqual(told([first, *transactions]), self.there)
+        self.assertEqual(told(storage.iterator(self.there[1][0])), self.there[1:])
+        self.assertEqual(storage.loadBefore(z64, self.there[1][0])[0], self.there[0][-1][0][2])
+
+    def test_a_source_that_just_ends(self):
+        """As ZODB's own iterator does, say behind a ZEO server."""
+        at = self.begins[4]
+        self.write(self.good[:at - 8] + b'\x80garbage' + self.good[at:])
+        storage = FileStorage(self.path, read_only=True)
+        self.addCleanup(storage.close)
+        last = self.there[-1][0]
+        self.assertEqual(len(told(storage.iterator())), 3)
+        for view in Until, Current:
+            with self.assertRaisesRegex(StorageError, 'The source ends in the middle: '):
+                told(view(storage, last).iterator())
+            self.assertEqual(told(view(storage, last).iterator(p64(u64(last) + 1))), [])
+        self.assertEqual(len(told(Until(storage, last).iterator(None, self.there[1][0]))), 2)
+        self.assertEqual(len(told(Until(storage, p64(u64(last) + 1)).iterator())), 3)     # nothing is known of it
