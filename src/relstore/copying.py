@@ -17,13 +17,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import Any
 
 from persistent.TimeStamp import TimeStamp
 from ZODB.blob import is_blob_record
 from ZODB.interfaces import IBlobStorage, IStorageRestoreable
 from ZODB.POSException import POSKeyError
-from ZODB.utils import p64, u64
+from ZODB.utils import maxtid, p64, u64
 
 from relstore.adapters.base import Adapter
 from relstore.errors import ConfigurationError, StorageError, Unavailable
@@ -218,12 +219,39 @@ class BlobFiles:
 def _check_common(source: Any, destination: Any, last: bytes) -> None:
     """A destination is the beginning of the source if the newest transaction of the source up to its own is there.
 
-    That is its own, unless the source was packed since, or keeps no history.
+    That is its own, unless the source was packed since, or keeps no history. Then what the destination has after that
+    may have gone from the source; or it was never there, but committed to the destination. It has gone if each object
+    in it has changed again, or is gone.
     """
     newest = _newest(source, last)
-    if newest is None or newest != last and _newest(destination, newest) != newest:
+    if newest == last:
+        return
+    if newest is None or _newest(destination, newest) != newest or not _loses_history(source) or not _superseded(
+            source, destination, newest):
         raise StorageError(f'The destination holds transactions that the source does not have (its newest is '
                            f'{TimeStamp(last)}); copy into an empty database.')
+
+
+def _loses_history(source: Any) -> bool:
+    """Whether transactions of a source may have gone: by commits, or by a pack, which marks those that it leaves."""
+    if not getattr(source, 'supportsUndo', lambda: False)():
+        return True
+    with _transactions(source, None) as transactions:
+        return any(transaction.status == 'p' for transaction in islice(transactions, 1))
+
+
+def _superseded(source: Any, destination: Any, newest: bytes) -> bool:
+    """Whether of each object the source has a newer revision, or none, than the destination after a transaction."""
+    with _transactions(destination, p64(u64(newest) + 1)) as transactions:
+        for transaction in transactions:
+            for record in transaction:
+                try:
+                    found = source.loadBefore(record.oid, maxtid)
+                except POSKeyError:
+                    continue
+                if found is not None and found[1] <= transaction.tid:
+                    return False
+    return True
 
 
 def _newest(storage: Any, last: bytes) -> bytes | None:

@@ -70,6 +70,10 @@ class Current(Until):
             if hasattr(transactions, 'close'):
                 transactions.close()
 
+    def supportsUndo(self) -> bool:
+        """What is current in it now may be so no more later, and then it is gone from it."""
+        return False
+
     def _is_current(self, record: Any) -> bool:
         try:
             found = self._source.loadBefore(record.oid, p64(u64(self._at) + 1))

@@ -449,6 +449,40 @@ class Resuming(Convert):
         self.assertIn('Copied: ', self.works(self.path, self.copy))
 
 
+    def in_use(self, name):
+        """Commit to the copy, as a site would that uses it already."""
+        self.change(name, 'in use', relstore.RelStore(relstore.SQLite(str(self.here / 'copy')),
+                                                      blob_dir=str(self.here / 'copied')))
+
+    def test_a_copy_that_is_in_use(self):
+        """What is committed to it is not of the source, whatever becomes of the source afterwards."""
+        self.change('number', 1)
+        self.works(self.path, self.copy)
+        self.in_use('other')
+        for name in 'number', 'other':
+            self.assertIn('transactions that the source does not have', self.refused(self.path, self.copy))
+            self.change(name, 2)
+    def test_a_copy_without_history(self):
+        """What was current when it was made is so no more, and so not among what is copied now."""
+        copy = f'{self.copy}&keep-history=false'
+        self.change('first', PersistentMapping())
+        for number in range(2):
+            self.change('number', number)
+        self.works(self.path, copy)
+        for number in range(2):
+            self.change('number', number)
+        self.assertIn('Copied: ', self.works(self.path, copy, '--verify'))
+
+    def test_a_copy_of_a_packed_source_that_is_in_use(self):
+        self.change('gone', PersistentMapping())
+        self.change('gone', None)
+        with closing(DB(self.filestorage())) as db:
+            db.pack()
+        self.works(self.path, self.copy)
+        self.in_use('other')
+        self.assertIn('transactions that the source does not have', self.refused(self.path, self.copy))
+
+
 class Following(Convert):
     """Another process copies what is committed, from a database, and from a file that grows."""
 
