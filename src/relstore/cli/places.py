@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
 from relstore.cli import databases
 from relstore.converting.filestorage import is_filestorage
@@ -30,6 +30,7 @@ LIBPQ_KEYS = ('host', 'port', 'user', 'application_name', 'connect_timeout', 'ss
               'sslkey', 'options', 'target_session_attrs', 'passfile', 'service')
 HELP = ('a file with <relstore> or <zodb_db> sections, say zope.conf, or FILE#NAME for one of them; a URL, such as '
         'postgresql://user@host/name; or a Data.fs')
+HIDDEN = 'PASSWORD'     # stands for one that is not shown
 BLOBS_BESIDE = 'blobstorage', 'blobs'
 
 Options = dict[str, str]
@@ -64,16 +65,35 @@ def find_one(where: str) -> databases.Named:
     return found[0]
 
 
-def section(url: str) -> str:
-    """Return the section of a configuration file for a URL. ConfigurationError: it cannot be understood."""
-    parts = urlsplit(url)
+def section(url: str, secret: bool = False) -> str:
+    """Return the section of a configuration file for a URL. ConfigurationError: it cannot be understood.
+
+    secret: whether it is to be shown, so without the password.
+    """
     try:
+        parts = urlsplit(url)
         make = _SCHEMES[parts.scheme]
+        if make in (_mysql, _zeo) and parts.port == 0:
+            raise ValueError
     except KeyError:
         raise ConfigurationError(f'{parts.scheme}:// is not known; there are {", ".join(sorted(_SCHEMES))}.') from None
+    except ValueError:      # it may tell a part of a password
+        raise _broken(url) from None
+    first, _, _ = parts.query.partition('=')
+    if parts.fragment or parts.netloc.count('@') > 1 or parts.netloc and '@' in parts.path + first:
+        raise _broken(url)
+    if secret and parts.password is not None:
+        user, _, host = parts.netloc.rpartition('@')
+        parts = parts._replace(netloc=f'{user.partition(":")[0]}:{HIDDEN}@{host}')
     options = {key.replace('_', '-') if key not in LIBPQ_KEYS else key: value
-               for key, value in parse_qsl(parts.query, keep_blank_values=True)}
+               # A plus is one in a path.
+               for key, value in parse_qsl(parts.query.replace('+', '%2B'), keep_blank_values=True)}
     return make(parts, options)
+
+
+def _broken(url: str) -> ConfigurationError:
+    return ConfigurationError(f'{url.partition(":")[0]}:// is not followed by user:password@host:port/path. In each of '
+                              'these the characters / ? # @ : % are written as %2F %3F %23 %40 %3A %25.')
 
 
 def _relstore(adapter: str, lines: Options, options: Options) -> str:
@@ -92,7 +112,8 @@ def _lines(keys: Options) -> Iterable[str]:
 def _postgresql(parts: SplitResult, options: Options) -> str:
     ours = {key: options.pop(key) for key in POSTGRESQL_KEYS if key in options}
     libpq = {key: options.pop(key) for key in LIBPQ_KEYS if key in options}
-    dsn = urlunsplit(parts._replace(scheme='postgresql', query=urlencode(libpq), fragment=''))
+    # Not by urlunsplit, which leaves the slashes out where no host is named.
+    dsn = f'postgresql://{parts.netloc}{parts.path}{"?" if libpq else ""}{urlencode(libpq, quote_via=quote)}'
     return _relstore('postgresql', {'dsn': dsn} | ours, options)
 
 
@@ -127,7 +148,8 @@ def _zeo(parts: SplitResult, options: Options) -> str:
     if parts.netloc:
         if parts.port is None:
             raise ConfigurationError('A URL of a ZEO server names its port: zeo://localhost:8100')
-        lines = {'server': f'{parts.hostname}:{parts.port}', 'storage': unquote(parts.path.strip('/')) or '1'}
+        host = f'[{parts.hostname}]' if ':' in (parts.hostname or '') else parts.hostname
+        lines = {'server': f'{host}:{parts.port}', 'storage': unquote(parts.path.strip('/')) or '1'}
     else:
         lines = {'server': unquote(parts.path)}     # a socket
     return '<zeoclient>\n' + ''.join(f'  {line}\n' for line in _lines(lines | options)) + '</zeoclient>\n'
