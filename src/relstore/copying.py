@@ -116,7 +116,7 @@ def copy_transactions(source: Any, destination: IStorageRestoreable, guard: Guar
     guard.begin(not u64(last))
     if files is None:
         files = BlobFiles(source, destination, destination.database.untransform)
-    with _transactions(source, p64(u64(last) + 1) if u64(last) else None) as transactions:
+    with iterated(source, p64(u64(last) + 1) if u64(last) else None) as transactions:
         for stamp, transaction in rising(transactions, last):
             destination.tpc_begin(transaction, stamp.raw(), transaction.status)
             try:
@@ -236,13 +236,13 @@ def _loses_history(source: Any) -> bool:
     """Whether transactions of a source may have gone: by commits, or by a pack, which marks those that it leaves."""
     if not getattr(source, 'supportsUndo', lambda: False)():
         return True
-    with _transactions(source, None) as transactions:
+    with iterated(source, None) as transactions:
         return any(transaction.status == 'p' for transaction in islice(transactions, 1))
 
 
 def _superseded(source: Any, destination: Any, newest: bytes) -> bool:
     """Whether of each object the source has a newer revision, or none, than the destination after a transaction."""
-    with _transactions(destination, p64(u64(newest) + 1)) as transactions:
+    with iterated(destination, p64(u64(newest) + 1)) as transactions:
         for transaction in transactions:
             for record in transaction:
                 try:
@@ -258,7 +258,7 @@ def _newest(storage: Any, last: bytes) -> bytes | None:
     """Return the newest tid up to `last`, if there is one. It is likely to be this one, or not long before."""
     for minutes in LOOKED_BACK_MINUTES:
         start = p64(max(u64(last) - (minutes << 32), 0))        # the high half of a tid counts minutes
-        with _transactions(storage, start, last) as transactions:
+        with iterated(storage, start, last) as transactions:
             found = None
             for transaction in transactions:
                 found = transaction.tid
@@ -268,8 +268,8 @@ def _newest(storage: Any, last: bytes) -> bytes | None:
 
 
 @contextmanager
-def _transactions(source: Any, start: bytes | None, stop: bytes | None = None) -> Iterator[Iterable[Any]]:
-    """Iterate over a source's transactions. The iterators of some storages hold a file, and are closed."""
+def iterated(source: Any, start: bytes | None = None, stop: bytes | None = None) -> Iterator[Iterable[Any]]:
+    """Iterate over a source's transactions. Some storages' iterators hold a file, and can be closed."""
     transactions = source.iterator(start, stop)
     try:
         yield transactions

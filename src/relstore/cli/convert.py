@@ -121,10 +121,12 @@ class _Command:
             writing = not (args.dry_run or args.verify_only)
             opened = stack.enter_context(self._destination.open(reading=not writing, making=writing))
             _see_that_they_differ(source, opened)
+            self._conversion = conversion = Conversion(source.storage, opened.storage, opened.relstore, args.at)
             if args.clear:
+                if not conversion.has_something:
+                    raise ConfigurationError('There is nothing to copy, so nothing was emptied.')
                 self._clear(opened)
             self._began = time.monotonic()
-            self._conversion = conversion = Conversion(source.storage, opened.storage, opened.relstore, args.at)
             if args.dry_run:
                 return self._tell_what_would_be_copied(conversion.to_copy())
             if not args.verify_only:
@@ -254,7 +256,7 @@ class _Command:
 
     def _tell_how_to_use_it(self) -> None:
         if self._args.destination and '://' in self._args.destination:
-            section = places.section(self._args.destination)
+            section = places.section(self._args.destination, secret=True)
             print(ZOPE_CONF.format(section=''.join(f'  {line}\n' for line in section.splitlines())))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from ZODB.interfaces import IStorageRestoreable
@@ -47,10 +48,29 @@ class Conversion:
 
     @property
     def source(self) -> Any:
-        """What is copied of the source, as it is now."""
+        """What is copied of the source, as it is now. ConfigurationError: it does not have any more what was then."""
         last = self._source.lastTransaction()
-        at = min(self._at, last) if self._at else last
+        if not self._at:
+            at = last
+        elif self._at < last and self._has_lost(self._at):
+            raise ConfigurationError('The source keeps no history, or was packed, so it does not have what was there '
+                                     'at this time.')
+        else:
+            at = min(self._at, last)
         return Until(self._source, at) if self._keeps_history else Current(self._source, at)
+
+    @property
+    def has_something(self) -> bool:
+        """Whether there is something to copy into an empty destination."""
+        with copying.iterated(self.source) as transactions:
+            return any(True for _ in transactions)
+
+    def _has_lost(self, at: bytes) -> bool:
+        """Whether of what was there at a tid something may be gone: a pack marks the transactions before its time."""
+        if not getattr(self._source, 'supportsUndo', lambda: False)():
+            return True
+        with copying.iterated(self._source, (u64(at) + 1).to_bytes(8, 'big')) as transactions:
+            return any(transaction.status == 'p' for transaction in islice(transactions, 1))
 
     def copy(self, progress: copying.Progress | None = None) -> None:
         """Copy what the destination has not yet. It may be interrupted, and goes on the next time.

@@ -17,7 +17,7 @@ from ZODB.POSException import POSKeyError
 from ZODB.utils import p64, u64, z64
 
 import relstore
-from relstore.cli import convert
+from relstore.cli import convert, places
 from relstore.converting.compare import Comparison
 from relstore.converting.conversion import Conversion
 from relstore.converting.filestorage import LiveFileStorage
@@ -207,6 +207,15 @@ class ThereAndBack(Convert):
         self.assertTrue(refused)
         self.assertIn(' are equal', self.works(self.path, config, '--verify-only'))
 
+    def test_nothing_is_emptied_for_nothing(self):
+        self.works(self.path, self.destination)
+        for source, options in (f'sqlite://{self.here}/empty', ()), (self.path, ('--at', '2001-01-01')):
+            relstore.RelStore(relstore.SQLite(str(self.here / 'empty'))).close()
+            self.assertIn('nothing was emptied', self.refused(source, self.destination, '--clear', '--yes', *options))
+        config = self.write('map.conf', '<mappingstorage>', '</mappingstorage>')
+        self.refused(config, self.destination, '--clear', '--yes')
+        self.assertEqual(self.root(self.opened()), self.root(self.filestorage()))
+
     def test_it_is_the_same(self):
         self.works(self.path, self.destination)
         self.assertIn('are one database', self.refused(self.destination, self.destination, '--clear'))
@@ -339,6 +348,13 @@ class Refusing(Convert):
         self.assertEqual(blobs(), before)
         self.assertFalse((self.here / 'back.fs').exists())
 
+    def test_the_lines_for_zope(self):
+        with mock.patch.object(places, 'section', side_effect=places.section) as section:
+            out = self.works(self.path, self.copy)
+        self.assertIn(mock.call(self.copy, secret=True), section.mock_calls)
+        config = self.write('zope.conf', '%import relstore', out.partition('%import relstore')[2])
+        self.assertIn('are equal', self.works('--verify-only', self.path, config))
+
     def test_the_source_is_the_destination(self):
         link = self.here / 'link.fs'
         link.symlink_to(self.path)
@@ -399,6 +415,26 @@ class Times(Convert):
                 self.works(self.path, destination, '--at', 'now', '--verify')
             with closing(self.open_storage(f'at{number}')) as storage:
                 self.assertEqual(self.root(storage), {'number': number})
+
+    def test_what_is_gone(self):
+        """Without history, or before a pack, a part of what was there at a time is all that could be copied."""
+        for number in range(3):
+            self.change('number', number)
+        times = [each.tid for each in self.source().iterator()]
+        self.works(self.path, self.config(name='free'))
+        with closing(DB(self.filestorage())) as db:
+            db.pack()
+        self.change('number', 3)
+        sources = [self.path] if self.keep_history else [self.path, self.here / 'free.conf']
+        for source in sources:
+            for tid in times[:-1]:
+                with mock.patch.object(convert, '_tid', lambda text, tid=tid: tid):
+                    self.assertIn('does not have what was there at this time',
+                                  self.refused(source, self.config(name='at'), '--at', 'then'))
+            with mock.patch.object(convert, '_tid', lambda text: times[-1]):
+                self.works(source, self.config(name='at'), '--at', 'then', '--verify', '--clear', '--yes')
+            with closing(self.open_storage('at')) as storage:
+                self.assertEqual(self.root(storage), {'number': 2})
 
     def test_times(self):
         self.assertEqual(convert._tid('2026-11-23T12:00'), convert._tid('2026-11-23 14:00:00+02:00'))
