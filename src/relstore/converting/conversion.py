@@ -50,13 +50,13 @@ class Conversion:
     def source(self) -> Any:
         """What is copied of the source, as it is now. ConfigurationError: it does not have any more what was then."""
         last = self._source.lastTransaction()
-        if not self._at:
-            at = last
-        elif self._at < last and self._has_lost(self._at):
+        if self._at and self._at < last and self._has_lost(self._at):
             raise ConfigurationError('The source keeps no history, or was packed, so it does not have what was there '
                                      'at this time.')
-        else:
-            at = min(self._at, last)
+        if not _keeps_history(self._source):
+            # What has changed after a tid that is asked for before would be missing: its iterator knows one state.
+            return self._source
+        at = min(self._at or last, last)
         return Until(self._source, at) if self._keeps_history else Current(self._source, at)
 
     @property
@@ -67,7 +67,7 @@ class Conversion:
 
     def _has_lost(self, at: bytes) -> bool:
         """Whether of what was there at a tid something may be gone: a pack marks the transactions before its time."""
-        if not getattr(self._source, 'supportsUndo', lambda: False)():
+        if not _keeps_history(self._source):
             return True
         with copying.iterated(self._source, (u64(at) + 1).to_bytes(8, 'big')) as transactions:
             return any(transaction.status == 'p' for transaction in islice(transactions, 1))
@@ -104,3 +104,7 @@ class Conversion:
         copy = Until(self.destination, self._at or self._source.lastTransaction())
         comparison = Comparison(self.source, copy, self._keeps_history)
         return comparison, comparison.differences(advance)
+
+
+def _keeps_history(storage: Any) -> bool:
+    return bool(getattr(storage, 'supportsUndo', lambda: False)())

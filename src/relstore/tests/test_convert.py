@@ -467,6 +467,27 @@ class Resuming(Convert):
         copy = relstore.RelStore(relstore.SQLite(str(self.here / 'copy')), blob_dir=str(self.here / 'copied'))
         self.assertEqual(self.root(copy)['second'], self.root(self.opened())['second'])
 
+    def test_a_source_without_history_that_changes(self):
+        """Just before it is read: what has changed is there anew, and what was there is gone."""
+        for name in 'first', 'second':
+            self.change(name, PersistentMapping(), self.opened())
+        lastTransaction, left = relstore.RelStore.lastTransaction, [1]
+
+        def changed_after(storage):
+            last = lastTransaction(storage)
+            if storage.isReadOnly() and left:
+                left.pop()
+                with closing(DB(self.opened())) as db, db.transaction() as connection:
+                    connection.root()['second']['number'] = 1
+            return last
+
+        for copy in self.copy, f'sqlite://{self.here}/free?blob-dir={self.here}/freed&keep-history=false':
+            left[:] = [1]
+            with mock.patch.object(relstore.RelStore, 'lastTransaction', changed_after):
+                self.works(self.site, copy)
+            self.assertEqual(left, [])
+            self.assertIn('are equal', self.works('--verify-only', self.site, copy))
+
     def test_nothing_is_left_of_what_was_copied(self):
         self.change('number', 1, self.opened())
         self.works(self.site, self.copy)
