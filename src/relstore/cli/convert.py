@@ -17,15 +17,16 @@ from itertools import islice
 from typing import Any
 
 from persistent.TimeStamp import TimeStamp
+from transaction.interfaces import TransientError
 
 from relstore.cli import databases, places
-from relstore.cli.errors import INTERRUPTED
+from relstore.cli.errors import INTERRUPTED, sentence
 from relstore.cli.errors import run as run_tool
 from relstore.cli.logs import told_on_stderr
 from relstore.cli.progress import counted, duration, progress, size
 from relstore.converting.conversion import Conversion
 from relstore.converting.filestorage import LiveFileStorage
-from relstore.errors import ConfigurationError
+from relstore.errors import ConfigurationError, OutcomeUnknown
 
 DIFFERENCES = 20        # that are told
 PAUSE_SECONDS = 1.0     # between two looks for what is new in the source
@@ -176,14 +177,24 @@ class _Command:
         """Copy what comes: Stopped by a signal, or return when nothing has come for as long as was said."""
         print('All is copied. Following.', flush=True)
         new = told = time.monotonic()
+        lost = ''       # how a connection was
         while self._args.until_idle is None or time.monotonic() - new < self._args.until_idle:
             if self._stopped:
                 raise Stopped
             time.sleep(PAUSE_SECONDS)
-            if not self._look_again(opened):
-                continue
             before = self._conversion.copied.transactions
-            self._copy(self._conversion, None)
+            try:
+                if not self._look_again(opened):
+                    continue
+                self._copy(self._conversion, None)
+            except (TransientError, OutcomeUnknown) as error:
+                # Whether the source is idle is not known then, nor whether a file was read to its end.
+                new, self._states = time.monotonic(), []
+                if str(error) != lost:
+                    lost = str(error)
+                    print(f'{sentence(error)} Trying again.', file=sys.stderr, flush=True)
+                continue
+            lost = ''
             now, count = time.monotonic(), self._conversion.copied.transactions
             if count > before:
                 new = now

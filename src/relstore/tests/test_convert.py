@@ -14,6 +14,7 @@ from ZODB.blob import Blob
 from ZODB.DB import DB
 from ZODB.FileStorage import FileStorage
 from ZODB.POSException import POSKeyError
+from ZODB.tests.hexstorage import HexStorage
 from ZODB.utils import p64, u64, z64
 
 import relstore
@@ -21,7 +22,7 @@ from relstore.cli import convert, places
 from relstore.converting.compare import Comparison
 from relstore.converting.conversion import Conversion
 from relstore.converting.filestorage import LiveFileStorage
-from relstore.errors import StorageError
+from relstore.errors import OutcomeUnknown, StorageError, Unavailable
 from relstore.tests.support.backends import SQLiteHistoryFree, SQLiteHistoryPreserving, cases
 from relstore.tests.support.commands import BACKENDS, Commands, environment
 from relstore.tests.support.layers import Processes
@@ -441,6 +442,34 @@ class Times(Convert):
         self.assertLess(convert._tid('2026-11-22'), convert._tid('2026-11-23'))
 
 
+class Lost(Convert):
+    """A follower whose server is gone for a time."""
+    layer = Processes
+
+    def test_it_goes_on(self):
+        """It is not idle meanwhile, also where nothing more is committed later."""
+        self.change('number', 0)
+        copy, calls = Conversion.copy, []
+
+        def failing(conversion, progress):
+            calls.append(time.monotonic())
+            if len(calls) == 2:
+                raise OutcomeUnknown('The server ended.')
+            if 2 < len(calls) < 5:
+                raise Unavailable('The server is down.')
+            copy(conversion, progress)
+            if len(calls) == 1:
+                self.change('number', 1)
+
+        copied = f'file://{self.here}/copy.fs?blob-dir={self.here}/copy.blobs'
+        with mock.patch.object(Conversion, 'copy', failing), mock.patch.object(convert, 'PAUSE_SECONDS', 0.2):
+            status, out, err = self.told(self.path, copied, '--follow', '--until-idle', '0.1')
+        self.assertEqual(status, 0, out)
+        self.assertEqual(err, 'The server ended. Trying again.\nThe server is down. Trying again.\n')
+        self.assertEqual(len(calls), 5)
+        self.assertEqual(self.differences(self.here / 'copy.fs', self.here / 'copy.blobs'), [])
+
+
 class Resuming(Convert):
     """What tells that a copy was begun from this source."""
     layer = Processes
@@ -587,6 +616,21 @@ class Following(Convert):
                 self.until_copied(number)
             process.send_signal(signal.SIGTERM)
             self.assertEqual(process.wait(SECONDS), 0)
+
+    def test_a_file_in_a_wrapper(self):
+        """It is opened anew, too; and a pack puts another file in its place."""
+        self.change('number', 0)
+        config = self.write('hex.conf', '%import ZODB.tests', '<hexstorage>', '<filestorage>',
+                            f'path {self.here}/Hex.fs', f'blob-dir {self.here}/Hex.blobs', '</filestorage>',
+                            '</hexstorage>')
+        self.works(self.path, config)
+        copy = f'file://{self.here}/copy.fs?blob-dir={self.here}/copy.blobs'
+        with closing(DB(HexStorage(self.filestorage('Hex')))) as db, self.follower(config, copy):
+            for number in range(1, 4):
+                with db.transaction() as connection:
+                    connection.root()['number'] = number
+                self.until_copied(number)
+                db.pack()
 
     def test_a_file(self):
         self.change('number', 0)
