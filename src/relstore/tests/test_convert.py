@@ -10,6 +10,7 @@ from unittest import mock
 
 import transaction
 from persistent.mapping import PersistentMapping
+from persistent.TimeStamp import TimeStamp
 from ZODB.blob import Blob
 from ZODB.DB import DB
 from ZODB.FileStorage import FileStorage
@@ -293,6 +294,15 @@ class Verifying(Convert):
         told = [line.partition('blob ')[2].partition(' has ')[2] for line in sorted(lines)]
         self.assertEqual(sorted(told), ['no data in the copy.', 'other data in the copy.', 'other data in the copy.'])
 
+    def test_the_status_and_what_extends_a_transaction(self):
+        data = bytearray((self.here / 'copy.fs').read_bytes())
+        data[4 + 16] = ord('p')
+        data[data.rindex(b'extended')] ^= 1
+        (self.here / 'copy.fs').write_bytes(data)
+        first, second = self.told_differences()
+        self.assertIn(": its status is 'p', and was ' '.", first)
+        self.assertIn(': its extension_bytes is ', second)
+
     def test_a_transaction_is_missing(self):
         self.change('number', 'new')
         [line] = self.told_differences()
@@ -440,6 +450,12 @@ class Times(Convert):
     def test_times(self):
         self.assertEqual(convert._tid('2026-11-23T12:00'), convert._tid('2026-11-23 14:00:00+02:00'))
         self.assertLess(convert._tid('2026-11-22'), convert._tid('2026-11-23'))
+
+    def test_times_are_in_utc(self):
+        self.addCleanup(time.tzset)
+        with mock.patch.dict(os.environ, TZ='America/New_York'):
+            time.tzset()
+            self.assertEqual(convert._tid('2026-11-23 12:00'), TimeStamp(2026, 11, 23, 12, 0, 0).raw())
 
 
 class Lost(Convert):
