@@ -575,6 +575,21 @@ class Resuming(Convert):
             self.change('number', number)
         self.assertIn('Copied: ', self.works(self.path, copy, '--verify'))
 
+    def test_what_has_ended_since_ends_in_a_copy_without_history(self):
+        copy = f'{self.copy}&keep-history=false'
+        self.change('kept', PersistentMapping())
+        self.change('ends', PersistentMapping())
+        self.works(self.path, copy)
+        with closing(DB(self.filestorage())) as db:
+            manager = transaction.TransactionManager()
+            db.undo(db.undoInfo(0, 1)[0]['id'], manager.begin())
+            manager.commit()
+        self.works(self.path, copy)
+        storage = relstore.RelStore(relstore.SQLite(str(self.here / 'copy')), keep_history=False,
+                                    blob_dir=str(self.here / 'copied'))
+        with closing(storage), self.assertRaises(POSKeyError):
+            storage.load(p64(2))
+
     def test_a_copy_of_a_packed_source_that_is_in_use(self):
         self.change('gone', PersistentMapping())
         self.change('gone', None)
