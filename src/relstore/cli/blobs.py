@@ -17,8 +17,10 @@ from relstore.blobs.directory import SharedDirectory
 from relstore.blobs.move import Move, drop_old
 from relstore.blobs.places import InDatabase, InDirectory, Place
 from relstore.blobs.shared import BlobsInDirectory
+from relstore.blobs.stored import BlobsInStore
 from relstore.cli import databases, places
 from relstore.cli.progress import counted, progress, size
+from relstore.errors import ConfigurationError
 from relstore.sessions.session import Session
 from relstore.storage import RelStore
 
@@ -107,8 +109,11 @@ def _drop_old(storage: RelStore, args: Namespace) -> int:
 
 
 def _place_of(storage: RelStore) -> Place:
-    """Return where the blobs are, by the configuration."""
+    """Return where the blobs are, by the configuration. ConfigurationError: they cannot be moved from there yet."""
     blobs, adapter = storage.database.blobs, storage.database.adapter
+    if isinstance(blobs, BlobsInStore):
+        raise ConfigurationError(f'{adapter} has its blobs in an object storage: copy the database with relstore '
+                                 'convert to have them elsewhere.')
     return InDirectory(adapter, blobs.directory) if isinstance(blobs, BlobsInDirectory) else InDatabase(adapter)
 
 
