@@ -38,7 +38,10 @@ EXTRAS['test'] = [
     'zc.zodbdgc >= 1.1',
     *EXTRAS['cli'],
     *EXTRAS['s3'],
-    'moto[server] >= 5.1',  # an S3 server of our own
+    # An S3 server of our own: moto, and what its server needs besides.
+    'moto[s3] >= 5.1',
+    'flask >= 3',
+    'flask-cors >= 5',
 ]
 
 setup(

@@ -21,7 +21,7 @@ CREDENTIALS = {'AWS_ACCESS_KEY_ID': 'AKIATESTTESTTESTTEST', 'AWS_SECRET_ACCESS_K
 def require_s3(test: unittest.TestCase) -> None:
     """Skip the test if it cannot have an S3 server; fail it where CI=true."""
     if not _is_there():
-        cannot_run(test, "moto's server is not installed (pip install 'moto[server]' s3fs)")
+        cannot_run(test, "moto's server is not installed (pip install s3fs 'moto[s3]' flask flask-cors)")
 
 
 def _is_there() -> bool:
