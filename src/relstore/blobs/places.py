@@ -4,14 +4,19 @@ Each takes the same few calls; see Place. There is nothing here of caches, of tr
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import hashlib
+import secrets
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 from relstore.adapters.base import PAGE, Adapter
-from relstore.adapters.chunks import Data
-from relstore.blobs.base import INSIDE, SHARED
+from relstore.adapters.chunks import Data, Record
+from relstore.blobs.base import INSIDE, SHARED, STORED, Attempt
+from relstore.blobs.bucket import Bucket, object_name
 from relstore.blobs.directory import SharedDirectory
+from relstore.blobs.store import ObjectStore
 from relstore.errors import ConfigurationError
 from relstore.sessions.session import Session
 
@@ -133,3 +138,69 @@ class InDirectory:
 
     def drop(self, session: Session, oid: int, tid: int) -> None:
         self._directory.remove(oid, tid)
+
+
+class InStore:
+    """In an object storage. What is put here is shared by all revisions that have the same data."""
+    name = STORED
+    is_transactional = False
+
+    def __init__(self, adapter: Adapter, store: ObjectStore):
+        self._adapter, self._store = adapter, store
+        self._bucket, self._objects = Bucket(adapter, store), adapter.objects
+        self.told = f'the object storage {store.address}'
+        self.option = (f'blob-store to the URL of {store.address}, leave shared-blob-dir out, and set blob-dir to an '
+                       'empty directory, for a cache')
+
+    def begin(self, session: Session) -> None:
+        self._bucket.settle(_with(session))
+
+    def pages(self, session: Session) -> Iterator[list[Revision]]:
+        page = [(-1, -1)]
+        while page:
+            after = page[-1] if self._adapter.keep_history else page[-1][:1]
+            page = [(oid, tid) for oid, tid in session.all(self._adapter.sql.stored_there, (*after, PAGE))]
+            yield page
+
+    def those(self, session: Session, revisions: Sequence[Revision]) -> list[Revision]:
+        return [(oid, tid) for oid, tid in session.all(
+            self._adapter.sql.stored_of, (self._adapter.revision_list(revisions),))]
+
+    def size(self, session: Session, oid: int, tid: int) -> int | None:
+        stored = self._objects.find(session, oid, tid)
+        if stored is None or stored.version is None:
+            return None
+        return self._store.size(object_name(stored.record.digest, stored.version))
+
+    def data(self, session: Session, oid: int, tid: int) -> Data | None:
+        stored = self._objects.find(session, oid, tid)
+        if stored is None or stored.version is None:
+            return None
+        return self._bucket.data(stored, oid, tid)
+
+    def put(self, session: Session, oid: int, tid: int, pieces: Iterable[bytes]) -> bool:
+        """What a killed process has uploaded stays, and is used by the next one."""
+        with tempfile.NamedTemporaryFile() as file:
+            digest, size = hashlib.sha256(), 0
+            for piece in pieces:
+                digest.update(piece)
+                size += file.write(piece)
+            file.flush()
+            record = Record(size, digest.digest())
+            self._adapter.chunks.add_record(session, oid, tid, record)
+            stored = self._objects.find(session, oid, tid)
+            if stored is None:
+                return False
+            if stored.record == record:     # else it is damaged, as whoever moves it sees
+                self._bucket.keep(_with(session), record, file.name, secrets.token_hex(8))
+        return True
+
+    def drop(self, session: Session, oid: int, tid: int) -> None:
+        """Nothing: other revisions may have the same data, and the move has not put it where they are to be read."""
+
+
+def _with(session: Session) -> Attempt:
+    """Return what does something with a session: this one."""
+    def attempt(work: Callable[..., Any], *arguments: Any) -> Any:
+        return work(session, *arguments)
+    return attempt

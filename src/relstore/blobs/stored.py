@@ -34,36 +34,28 @@ backups: what a pack finds idle is removed by a later one, when it has been idle
 """
 from __future__ import annotations
 
-import json
 import logging
 import secrets
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 from ZODB.POSException import POSKeyError, UndoError
 from ZODB.utils import p64
 
 from relstore.adapters.base import Adapter
-from relstore.adapters.chunks import Data, Record, verified
+from relstore.adapters.chunks import verified
 from relstore.adapters.commits.base import AnyCommit
 from relstore.adapters.numbers import OBJECT_GOES, OBJECT_IDLE, OBJECT_USED
 from relstore.adapters.objects import Object, Stored
 from relstore.blobs.base import KEY, STORED, Attempt, Pending, Read
+from relstore.blobs.bucket import NAME, NAMED, Bucket, object_name
 from relstore.blobs.cache import BlobCache
 from relstore.blobs.inside import BlobsInDatabase, PendingInDatabase
+from relstore.blobs.store import Object as StoredObject
 from relstore.blobs.store import ObjectStore
 from relstore.errors import ConfigurationError, DamagedBlob, StorageError, Unavailable
 from relstore.sessions.session import Session
 
 log = logging.getLogger('relstore')
-
-# What the object storage is called, in relstore_meta; and the object that says so there.
-NAME, MARK = 'blob_store', '.relstore-database'
-
-
-def object_name(digest: bytes, version: str) -> str:
-    return f'{digest.hex()[:2]}/{digest.hex()}-{version}'
-
 
 class BlobsInStore(BlobsInDatabase):
     """grace: seconds for which a pack leaves alone what a pack has found idle."""
@@ -73,11 +65,11 @@ class BlobsInStore(BlobsInDatabase):
         super().__init__(adapter, cache, fill_on_commit)
         self.store, self.grace = store, grace
         self.objects = adapter.objects
-        self._settled = _Settled()
+        self.bucket = Bucket(adapter, store)
 
     def new_instance(self) -> BlobsInStore:
         other = BlobsInStore(self._adapter, self.cache.new_instance(), self.fill_on_commit, self.store, self.grace)
-        other._settled, other._known = self._settled, self._known
+        other.bucket, other._known = self.bucket, self._known
         return other
 
     def new_pending(self) -> Pending:
@@ -87,7 +79,7 @@ class BlobsInStore(BlobsInDatabase):
 
     def begin(self, session: Session, meta: Mapping[str, str]) -> None:
         super().begin(session, meta)
-        found = self._marked()
+        found = self.bucket.marked()
         if found is None:
             if KEY in meta:
                 raise ConfigurationError(f'{self._adapter} has its blobs in another object storage than '
@@ -98,59 +90,19 @@ class BlobsInStore(BlobsInDatabase):
 
     def forget(self) -> None:
         super().forget()
-        self._settled.done = False
-
-    def settle(self, attempt: Attempt) -> None:
-        """Before the first object is stored: agree with all processes on what the storage is called, and say so there.
-
-        ConfigurationError: it is another database's.
-        """
-        if self._settled.done:
-            return
-        name = attempt(self._call_it)
-        if self._marked() is None:
-            self.store.write(MARK, json.dumps({'store': name}).encode())
-        if self._marked() != name:
-            raise ConfigurationError(f'{self.store.address} has just become that of another database than '
-                                     f'{self._adapter}: name another with blob-store.')
-        self._settled.done = True
-
-    def _call_it(self, session: Session) -> str:
-        with self._adapter.writing(session):
-            session.run(self._adapter.sql.add_meta, (NAME, secrets.token_hex(16)))
-        return self._adapter.meta(session)[NAME]
-
-    def _marked(self) -> str | None:
-        """Return what the storage is called there; '': that is not to be understood; None: nobody has said."""
-        data = self.store.read_small(MARK)
-        if data is None:
-            return None
-        try:
-            return str(json.loads(data)['store'])
-        except (ValueError, KeyError, TypeError):
-            return ''
+        self.bucket.forget()
 
     # Reading ------------------------------------------------------------------------------------------------------
 
     def _get(self, read: Read, oid: int, tid: int) -> str:
         stored = self._find(read, oid, tid)
-        return self.cache.add(oid, tid, stored.record.size, verified(self._data(stored, oid, tid), oid, tid))
+        return self.cache.add(oid, tid, stored.record.size, verified(self.bucket.data(stored, oid, tid), oid, tid))
 
     def _find(self, read: Read, oid: int, tid: int) -> Stored:
         stored: Stored | None = read(oid, self.objects.find, oid, tid)
         if stored is None or stored.version is None:
             raise POSKeyError(p64(oid), p64(tid))
         return stored
-
-    def _data(self, stored: Stored, oid: int, tid: int) -> Data:
-        record, version = stored
-
-        def pieces() -> Any:
-            try:
-                yield from self.store.read(object_name(record.digest, version or ''), record.size)
-            except FileNotFoundError:
-                raise POSKeyError('The data of the blob is not in the object storage', p64(oid), p64(tid)) from None
-        return Data(record, pieces())
 
     def part(self, read: Read, oid: int, tid: int, start: int, end: int) -> bytes:
         if self.cache.find(oid, tid) is not None:
@@ -174,22 +126,13 @@ class BlobsInStore(BlobsInDatabase):
         if stored is None or stored.version is None:
             return False
         try:
-            for _ in verified(self._data(stored, oid, tid), oid, tid):
+            for _ in verified(self.bucket.data(stored, oid, tid), oid, tid):
                 pass
             return True
         except (POSKeyError, DamagedBlob):
             return False
 
     # Storing and removing -----------------------------------------------------------------------------------------
-
-    def keep(self, attempt: Attempt, record: Record, path: str, wisher: str) -> tuple[str, bool]:
-        """Have the data in a file be in the object storage. Return the version, and whether this has added its row."""
-        new = secrets.token_hex(8)
-        version: str = attempt(self.objects.want, record, new, wisher)
-        name = object_name(record.digest, version)
-        if version == new or self.store.size(name) != record.size:
-            self.store.put(name, path)
-        return version, version == new
 
     def take_back(self, attempt: Attempt, digest: bytes, version: str, wisher: str) -> None:
         """Remove an object that `wisher` has added, unless somebody else uses it."""
@@ -209,6 +152,15 @@ class BlobsInStore(BlobsInDatabase):
             log.warning('What blobs have left in %s stays until the next pack: %s', self.store.address, e)
         return len(removed), sum(removed)
 
+    def orphans(self, session: Session) -> Iterator[StoredObject]:
+        """Yield the objects of which no row tells, among those that are named as ours are.
+
+        They are listed before the rows are read: a row is there before its object, and until that is removed.
+        """
+        there = [found for found in self.store.list() if NAMED.fullmatch(found.name)]
+        known = {object_name(found.digest, found.version) for found in self.objects.all(session)}
+        yield from (found for found in there if found.name not in known)
+
     def _goes(self, session: Session, found: Object) -> bool:
         """Whether an object is to be removed now, by this pack alone."""
         if found.state == OBJECT_GOES:
@@ -224,11 +176,6 @@ class BlobsInStore(BlobsInDatabase):
         return self.objects.claim(session, found.digest, found.version, grace=self.grace)
 
 
-class _Settled:
-    """Whether the storage is known to be ours, for all instances of a process."""
-    done = False
-
-
 class PendingInStore(PendingInDatabase):
     """The files of one transaction, which go into an object storage."""
     _blobs: BlobsInStore
@@ -242,12 +189,12 @@ class PendingInStore(PendingInDatabase):
 
     def prepare(self, attempt: Attempt) -> None:
         self.record()
-        self._blobs.settle(attempt)
+        self._blobs.bucket.settle(attempt)
         self._attempt = attempt
         try:
             for oid, record in sorted(self.records.items(), key=lambda item: item[1].digest):
                 if record.digest not in self._versions:
-                    version, added = self._blobs.keep(attempt, record, self.paths[oid], self._wisher)
+                    version, added = self._blobs.bucket.keep(attempt, record, self.paths[oid], self._wisher)
                     self._versions[record.digest] = version
                     if added:
                         self._added[record.digest] = version

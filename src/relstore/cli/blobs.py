@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 from ZODB.blob import is_blob_record
@@ -13,10 +14,12 @@ from ZODB.POSException import POSKeyError
 from ZODB.utils import u64
 
 from relstore.adapters.chunks import Record, measured
+from relstore.blobs.address import parse
 from relstore.blobs.directory import SharedDirectory
 from relstore.blobs.move import Move, drop_old
-from relstore.blobs.places import InDatabase, InDirectory, Place
+from relstore.blobs.places import InDatabase, InDirectory, InStore, Place
 from relstore.blobs.shared import BlobsInDirectory
+from relstore.blobs.store import ObjectStore
 from relstore.blobs.stored import BlobsInStore
 from relstore.cli import databases, places
 from relstore.cli.progress import counted, progress, size
@@ -41,8 +44,9 @@ def add_arguments(parser: ArgumentParser) -> None:
                              'the data is of which nothing was recorded; and nothing else. Never say it of a copy of a '
                              'database that was led to the directory of the original')
     parser.add_argument('--move', nargs='+', metavar=('PLACE', 'PATH'),
-                        help='copy all blobs to another place, "database" or "directory PATH", while the site runs, '
-                             'and say in the database that they are there. Run again, it goes on where it was')
+                        help='copy all blobs to another place, "database", "directory PATH" or the URL of an object '
+                             'storage, while the site runs, and say in the database that they are there. Run again, '
+                             'it goes on where it was')
     parser.add_argument('--drop-old', nargs='+', metavar=('PLACE', 'PATH'),
                         help='after a move, when all processes have been started again: remove the blobs from the old '
                              'place, as far as they are at the new one')
@@ -102,6 +106,8 @@ def _move(storage: RelStore, args: Namespace) -> int:
 
 def _drop_old(storage: RelStore, args: Namespace) -> int:
     now, old = _place_of(storage), _named_place(storage, args, args.drop_old)
+    if isinstance(old, InStore):
+        raise ConfigurationError(f'Remove {old.told} by its own means: nothing refers to it any more.')
     with progress() as tell:
         gone, stay = drop_old(storage.database.adapter, old, now, tell)
     print(f'  {counted(gone, "revision")} of blobs removed from {old.told}; {stay:,} stay, for {now.told} lacks them.')
@@ -109,11 +115,10 @@ def _drop_old(storage: RelStore, args: Namespace) -> int:
 
 
 def _place_of(storage: RelStore) -> Place:
-    """Return where the blobs are, by the configuration. ConfigurationError: they cannot be moved from there yet."""
+    """Return where the blobs are, by the configuration."""
     blobs, adapter = storage.database.blobs, storage.database.adapter
     if isinstance(blobs, BlobsInStore):
-        raise ConfigurationError(f'{adapter} has its blobs in an object storage: copy the database with relstore '
-                                 'convert to have them elsewhere.')
+        return InStore(adapter, blobs.store)
     return InDirectory(adapter, blobs.directory) if isinstance(blobs, BlobsInDirectory) else InDatabase(adapter)
 
 
@@ -123,7 +128,9 @@ def _named_place(storage: RelStore, args: Namespace, words: list[str]) -> Place:
         return InDatabase(adapter)
     if words[0] == 'directory' and len(words) == 2:
         return InDirectory(adapter, SharedDirectory(words[1]))
-    raise args.refuse('A place is "database" or "directory PATH".')
+    if len(words) == 1 and '://' in words[0]:
+        return InStore(adapter, ObjectStore(parse(words[0])))
+    raise args.refuse('A place is "database", "directory PATH" or the URL of an object storage.')
 
 
 def _revisions(storage: RelStore) -> Iterator[Revision]:
@@ -224,19 +231,28 @@ def _tell(checked: Checked) -> None:
 
 
 def _orphans(storage: RelStore, fix: bool) -> int:
-    """Tell of files that belong to no revision, and remove old ones; return how many stay."""
-    blobs = storage.database.blobs
-    if not isinstance(blobs, BlobsInDirectory):
-        return 0
-    attempt = storage.database.pool.attempt
-    orphans = attempt(lambda session: list(blobs.orphans(session)))
-    # What was replaced without history a pack removes, in its time: a view may read it still.
-    old = [orphan for orphan in orphans if orphan.modified < time.time() - OLD_SECONDS and orphan.end == orphan.tid]
-    print(f'  {counted(len(orphans), "file")} of nothing, {size(sum(orphan.size for orphan in orphans))}, '
-          f'{len(old):,} of them older than a day.')
-    if not (fix and old and blobs.is_ours):
-        return len(orphans)
-    for orphan in old:
-        blobs.directory.remove(orphan.oid, orphan.tid)
-    print(f'  Removed: {len(old):,}.')
-    return len(orphans) - len(old)
+    """Tell of files and objects that belong to no revision, and remove old ones; return how many stay."""
+    blobs, attempt = storage.database.blobs, storage.database.pool.attempt
+    before = time.time() - OLD_SECONDS
+    if isinstance(blobs, BlobsInStore):
+        objects = attempt(lambda session: list(blobs.orphans(session)))
+        return _tell_orphans('object', [found.size for found in objects],
+                             [partial(blobs.store.remove, found.name) for found in objects if found.modified < before],
+                             fix)
+    if isinstance(blobs, BlobsInDirectory):
+        files = attempt(lambda session: list(blobs.orphans(session)))
+        # What was replaced without history a pack removes, in its time: a view may read it still.
+        old = [partial(blobs.directory.remove, file.oid, file.tid) for file in files
+               if file.modified < before and file.end == file.tid]
+        return _tell_orphans('file', [file.size for file in files], old, fix and blobs.is_ours)
+    return 0
+
+
+def _tell_orphans(what: str, sizes: list[int], removals: Sequence[Callable[[], None]], fix: bool) -> int:
+    print(f'  {counted(len(sizes), what)} of nothing, {size(sum(sizes))}, {len(removals):,} of them older than a day.')
+    if not (fix and removals):
+        return len(sizes)
+    for remove in removals:
+        remove()
+    print(f'  Removed: {len(removals):,}.')
+    return len(sizes) - len(removals)

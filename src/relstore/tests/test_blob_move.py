@@ -4,6 +4,7 @@ import os
 import tempfile
 import time
 from contextlib import closing, redirect_stderr
+from hashlib import sha256
 from pathlib import Path
 from unittest import mock
 
@@ -354,5 +355,106 @@ class FromDirectory(Suite):
             self.opened()
 
 
-cases(globals(), FromDatabase, FromDirectory)
-del Suite, FromDatabase, FromDirectory
+class ToStore(BlobSite):
+    """From the database to an object storage, which is a directory here, and on to a directory."""
+
+    def setUp(self):
+        super().setUp()
+        self.storage.database.adapter.writers.set('relstore')
+        self.url = f'file://{self.here}/store'
+
+    def opened_there(self):
+        return self.opened(blob_store=self.url, blob_dir=tempfile.mkdtemp(dir=self.here))
+
+    def objects(self):
+        return sorted(path.name.partition('-')[0] for path in (self.here / 'store').rglob('*')
+                      if path.is_file() and not path.name.startswith('.'))
+
+    def contents(self, storage, revisions):
+        found = {}
+        for revision in revisions:
+            with storage.openCommittedBlobFile(*revision) as file:
+                found[revision] = file.read()
+        return found
+
+    def site(self):
+        """Commit some blobs, two of them with the same data, and one without a record."""
+        data = {self.put(content, name): content for name, content in (
+            ('large', LARGE), ('empty', b''), ('one', b'same'), ('other', b'same'), ('unrecorded', b'of RelStorage'))}
+        [(oid, _)] = [revision for revision in data if data[revision] == b'of RelStorage']
+        self.storage.database.pool.attempt(lambda session: session.run(
+            f'DELETE FROM relstore_blob WHERE zoid = {u64(oid)}'))
+        return data
+
+    def test_there_and_on(self):
+        data = self.site()
+        running = self.opened()
+        out = self.look('--move', self.url)
+        self.assertIn('4 revisions of blobs copied', out)
+        self.assertIn('1 were there', out)      # the data of another revision
+        self.assertIn('blob-store', out)
+        self.assertEqual(self.objects(), sorted({sha256(content).hexdigest() for content in data.values()}))
+        for call in (self.opened, lambda: running.pack(time.time() + 1)):
+            with self.assertRaisesRegex(ConfigurationError, 'name it with blob-store'):
+                call()
+        self.storage = there = self.opened_there()
+        self.assertEqual(self.contents(there, data), data)
+        self.assertIn(' 0 missing, 0 of another size, 0 altered.', self.look('--check'))
+        self.assertIn('5 revisions of blobs removed', self.look('--drop-old', 'database'))
+        [[left]] = there.database.pool.attempt(lambda session: session.all('SELECT count(*) FROM blob_chunk'))
+        self.assertEqual(left, 0)
+        new = self.put(b'new', 'new', self.new_db(self.opened_there()))
+        data[new] = b'new'
+        there.pack(time.time() + 1)
+        self.assertEqual(self.contents(self.opened_there(), data), data)
+        self.assertIn('6 revisions of blobs copied', self.look('--move', 'directory', str(self.here / 'files')))
+        files = self.opened(shared_blob_dir=True, blob_dir=str(self.here / 'files'))
+        self.assertEqual(self.contents(files, data), data)
+        with self.assertRaisesRegex(ConfigurationError, 'set shared-blob-dir true'):
+            self.opened_there()
+        self.storage = files
+        with redirect_stderr(io.StringIO()) as err:
+            self.look('--drop-old', self.url, status=2)
+        self.assertIn('by its own means', err.getvalue())
+
+    def test_damaged(self):
+        """It is not copied, nothing of it is uploaded, and nothing is switched."""
+        data = self.site()
+        [(oid, _)] = [revision for revision in data if data[revision] == LARGE]
+        self.storage.database.pool.attempt(lambda session: session.run(
+            f'UPDATE relstore_blob SET size = 1 WHERE zoid = {u64(oid)}'))
+        self.assertIn('1 blob is not what was committed', self.look('--move', self.url, status=1))
+        self.assertNotIn(sha256(LARGE).hexdigest(), self.objects())
+        self.opened().close()
+
+    def test_objects_of_nothing(self):
+        """Old ones go with --fix, new ones and what is not named as ours stay."""
+        data = self.site()
+        self.look('--move', self.url)
+        self.storage = self.opened_there()
+        directory = self.here / 'store' / 'aa'
+        directory.mkdir(exist_ok=True)
+        digest = 'a' * 64
+        old, new, other = (directory / name for name in (f'{digest}-{"0" * 16}', f'{digest}-{"1" * 16}', 'notes.txt'))
+        for path in old, new, other:
+            path.write_bytes(b'left')
+        for path in old, other:
+            os.utime(path, (1, 1))
+        self.assertIn('2 objects of nothing, 8 bytes, 1 of them older than a day.', self.look(status=1))
+        self.assertIn('Removed: 1.', self.look('--fix', status=1))
+        self.assertEqual([path.exists() for path in (old, new, other)], [False, True, True])
+        self.assertEqual(self.contents(self.opened_there(), data), data)
+
+    def test_of_another_database(self):
+        self.site()
+        other = self.open_storage('other', blob_dir=str(self.here / 'others'), blob_store=self.url)
+        self.addCleanup(other.close)
+        self.put(b'x', db=self.new_db(other))
+        with redirect_stderr(io.StringIO()) as err:
+            self.look('--move', self.url, status=2)
+        self.assertIn('that of another database', err.getvalue())
+        self.opened().close()
+
+
+cases(globals(), FromDatabase, FromDirectory, ToStore)
+del Suite, FromDatabase, FromDirectory, ToStore

@@ -12,8 +12,8 @@ from ZODB.utils import p64, u64
 
 from relstore.adapters.objects import Objects
 from relstore.blobs import store
+from relstore.blobs.bucket import MARK
 from relstore.blobs.store import ObjectStore
-from relstore.blobs.stored import MARK
 from relstore.errors import ConfigurationError, DamagedBlob, Unavailable
 from relstore.tests.support.backends import SQLiteBackend, cases
 from relstore.tests.support.blob_site import LARGE, BlobSite

@@ -235,6 +235,20 @@ UPDATE {relstore_sweep} SET number = number + 1
 SELECT b.size, b.digest, d.version FROM {relstore_blob} b LEFT JOIN {relstore_digest} d ON d.digest = b.digest
 WHERE b.zoid = $oid AND b.tid = $tid
 
+-- To move it elsewhere; see places.py.
+-- name: stored_there (oid, tid, limit) [hp]
+SELECT s.zoid, s.tid FROM {relstore_blob} s {then} {relstore_digest} d ON d.digest = s.digest
+WHERE {after} AND d.state < {object_goes} ORDER BY {by_revision} {limit}
+
+-- name: stored_there (oid, limit) [hf]
+SELECT s.zoid, s.tid FROM {relstore_blob} s {then} {relstore_digest} d ON d.digest = s.digest
+WHERE {after} AND d.state < {object_goes} ORDER BY {by_revision} {limit}
+
+-- name: stored_of (revisions)
+SELECT b.zoid, b.tid FROM {revisions} g {then} {relstore_blob} b ON b.zoid = g.zoid AND b.tid = g.tid
+    {then} {relstore_digest} d ON d.digest = b.digest
+WHERE d.state < {object_goes}
+
 -- Whoever holds it, or a row of relstore_blob, waits for nobody but who changes it at that moment, and keeps that off.
 -- name: hold_object (digest)
 SELECT version FROM {relstore_digest} WHERE digest = $digest AND state < {object_goes} {hold}
