@@ -113,7 +113,8 @@ class Blobs(Together):
     def test_there_and_back(self):
         peer = self.blob_peer()
         stored = {size: peer.ask('store_blob', name=f'blob {size}', size=size) for size in self.SIZES}
-        self.storage = relstore.RelStore(relstore.PostgreSQL(self._where), keep_history=self.keep_history)
+        self.storage = relstore.RelStore(relstore.PostgreSQL(self._where), keep_history=self.keep_history,
+                                         blob_dir=str(self.directory / 'cache'))
         self.addCleanup(self.storage.close)
         for size, (oid, tid, digest) in stored.items():
             self.assertRead(oid, tid, digest)
