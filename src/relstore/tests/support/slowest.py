@@ -17,7 +17,7 @@ def seconds(lines: Iterable[str]) -> dict[str, float]:
 
 def table(took: dict[str, float]) -> str:
     slowest = sorted(took.items(), key=lambda item: -item[1])[:COUNT]
-    rows = ''.join(f'| {took:.1f} | `{name}` |\n' for name, took in slowest)
+    rows = ''.join(f'| {took:.1f} | <code>{name}</code> |\n' for name, took in slowest)
     share = sum(took for _, took in slowest) / max(sum(took.values()), 1e-9)
     return f'Of {len(took)} tests these take {share:.0%} of the time.\n\n| seconds | test |\n|---:|---|\n{rows}'
 
