@@ -1,14 +1,25 @@
-"""OidAllocator: new object ids, taken from the database in blocks."""
+"""Oids: as numbers, and new ones, taken from the database in blocks."""
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
+from ZODB.POSException import POSKeyError
+
+from relstore.adapters.base import MAX_TID
 from relstore.errors import Unavailable
 
 BLOCK = 16              # oids for each value of RelStorage's sequence
 LARGEST = 1024          # blocks requested at once, at most
 REMEMBERED = 100_000    # blocks that this process remembers as its own
+
+
+def number_of(oid: bytes) -> int:
+    """Return an oid as an int. POSKeyError: there cannot be such an object."""
+    number = int.from_bytes(oid, 'big')
+    if len(oid) != 8 or number > MAX_TID:
+        raise POSKeyError(oid)
+    return number
 
 
 class OidAllocator:

@@ -1,11 +1,9 @@
 """RelStore: the storage, as ZODB sees it. Oids and tids are bytes here, ints inside."""
 import threading
 from collections.abc import Callable, Iterable
-from typing import IO, Any
+from typing import Any
 
-from ZODB.blob import FilesystemHelper
 from ZODB.interfaces import (
-    IBlob,
     IBlobStorageRestoreable,
     IExternalGC,
     IMultiCommitStorage,
@@ -34,8 +32,10 @@ from relstore import copying, history, iterate
 from relstore.adapters.addresses import Address
 from relstore.adapters.base import MAX_TID
 from relstore.administration import Administration
+from relstore.blobmethods import BlobMethods
 from relstore.commit import OPEN, VOTED, Transaction
 from relstore.database import Database
+from relstore.oids import number_of
 from relstore.options import Options
 from relstore.view import View
 from relstore.walk import Walks
@@ -44,7 +44,7 @@ from relstore.wrapping import Wrapping
 
 @implementer(IMVCCPrefetchStorage, IMVCCAfterCompletionStorage, IMultiCommitStorage, ReadVerifyingStorage,
              IStorageRestoreable, IStorageIteration, IStorageCurrentRecordIteration, IExternalGC)
-class RelStore(Administration, UndoLogCompatible):
+class RelStore(Administration, BlobMethods, UndoLogCompatible):
     """A ZODB storage: RelStore(SQLite(data_dir)), RelStore(PostgreSQL(dsn), keep_history=False).
 
     ZODB makes an instance for each connection with new_instance(). One thread at a time uses it. From one
@@ -154,7 +154,10 @@ class RelStore(Administration, UndoLogCompatible):
             if hit is not None:
                 view.hit = state = hit.state
                 return state, hit.tid.to_bytes(8, 'big')
-        row = view.load(_number(oid))
+        number = int.from_bytes(oid, 'big')
+        if len(oid) != 8 or number > MAX_TID:       # as in number_of, without a call
+            raise POSKeyError(oid)
+        row = view.load(number)
         if row is None or row[0] is None:
             raise POSKeyError(oid)
         if self._database.blobs.there:
@@ -162,7 +165,7 @@ class RelStore(Administration, UndoLogCompatible):
         return row[0], p64(row[1])
 
     def loadBefore(self, oid: bytes, tid: bytes) -> tuple[bytes, bytes, bytes | None] | None:
-        number, before = _number(oid), min(u64(tid), MAX_TID)
+        number, before = number_of(oid), min(u64(tid), MAX_TID)
         row = self._pool.attempt(self._adapter.load_before, number, before)
         if row is None:
             if self._pool.attempt(self._adapter.load_now, number) is None:
@@ -175,7 +178,7 @@ class RelStore(Administration, UndoLogCompatible):
         return state, p64(start), p64(end) if end is not None else None
 
     def loadSerial(self, oid: bytes, serial: bytes) -> bytes:
-        number, tid = _number(oid), u64(serial)
+        number, tid = number_of(oid), u64(serial)
         state = self._cache.revision(number, tid)
         if state is None and tid <= MAX_TID:
             row = self._pool.attempt(self._adapter.load_serial, number, tid)
@@ -190,7 +193,7 @@ class RelStore(Administration, UndoLogCompatible):
         self._view.prefetch(map(u64, oids))
 
     def getTid(self, oid: bytes) -> bytes:
-        number = _number(oid)
+        number = number_of(oid)
         row = self._pool.attempt(self._adapter.load_now, number)
         if row is None or row[0] is None:
             raise POSKeyError(oid)
@@ -249,15 +252,17 @@ class RelStore(Administration, UndoLogCompatible):
             self._database.polling.forget()     # the other commit may not be counted yet: the next attempt must ask
             raise
 
-    def tpc_finish(self, transaction: IStorageTransactionMetaData, func: Callable[[bytes], None] = lambda tid: None
+    def tpc_finish(self, transaction: IStorageTransactionMetaData, func: Callable[[bytes], None] | None = None
                    ) -> bytes:
         txn = self._current(transaction, VOTED)
-        self._view.share()      # while there is one
+        if self._view.unshared:
+            self._view.share()      # while there is a view
         try:
             with self._finish_lock:
                 tid = txn.finish()
                 self._view.committed(tid)
-                func(p64(tid))
+                if func is not None:
+                    func(p64(tid))
                 return p64(tid)
         finally:
             self._end(txn)
@@ -294,59 +299,6 @@ class RelStore(Administration, UndoLogCompatible):
         self._over_base = True
         return self._finish_lock
 
-    # IBlobStorageRestoreable --------------------------------------------------------------------------------------
-
-    def storeBlob(self, oid: bytes, oldserial: bytes | None, data: bytes, blobfilename: str, version: str,
-                  transaction: IStorageTransactionMetaData) -> None:
-        """Store an object with the data of a blob. The file is the storage's from now on, and must not be open."""
-        if isinstance(oldserial, str):      # as ZODB's own tests have it
-            oldserial = oldserial.encode('latin-1')
-        self.store(oid, oldserial, data, '', transaction)
-        self._current(transaction).blobs.put(u64(oid), blobfilename)
-
-    def restoreBlob(self, oid: bytes, serial: bytes, data: bytes, blobfilename: str, prev_txn: bytes | None,
-                    transaction: IStorageTransactionMetaData) -> None:
-        self.restore(oid, serial, data, '', prev_txn, transaction)
-        self._current(transaction).blobs.put(u64(oid), blobfilename)
-
-    def loadBlob(self, oid: bytes, serial: bytes) -> str:
-        """Return the path of a file with the data of a revision; it may be removed when the transaction has ended.
-
-        POSKeyError: there is none.
-        """
-        return self._blobs.load(self._view.read, _number(oid), u64(serial))
-
-    def openCommittedBlobFile(self, oid: bytes, serial: bytes, blob: IBlob | None = None) -> IO[bytes]:
-        """Return that file, open for reading: a BlobFile where its Blob is given. It stays while it is open."""
-        return self._blobs.open(self._view.read, _number(oid), u64(serial), blob)
-
-    def temporaryDirectory(self) -> str:
-        """Return where uncommitted data is best kept; what is older than a day there is removed."""
-        return self._blobs.temporary_directory
-
-    def blob_url(self, oid: bytes, serial: bytes, expires: int = 3600, filename: str | None = None,
-                 content_type: str | None = None) -> str:
-        """Return a URL from which anybody can fetch the data of a revision for so many seconds, with blob-store alone.
-
-        filename: under which a browser saves it; None: it shows what it can. content_type: that the server tells.
-        A site that redirects there has seen to it that the data may be read. POSKeyError: there is none.
-        """
-        return self._blobs.url(self._view.read, _number(oid), u64(serial), expires, filename, content_type)
-
-    def blob_part(self, oid: bytes, serial: bytes, start: int, end: int) -> bytes:
-        """Return the bytes from `start` up to `end` of the data of a revision, as far as there are any.
-
-        From an object storage nothing else is fetched, so they are compared with no digest. POSKeyError: there is none.
-        """
-        if start < 0:
-            raise ValueError(f'A part of a blob cannot begin at {start}.')
-        return self._blobs.part(self._view.read, _number(oid), u64(serial), start, end)
-
-    @property
-    def fshelper(self) -> FilesystemHelper:
-        """ZODB's helper for the files of blobs, by which other programs find them; where they are in blob-dir alone."""
-        return self._database.blobs.helper
-
     # IStorageUndoable ---------------------------------------------------------------------------------------------
 
     def supportsUndo(self) -> bool:
@@ -370,7 +322,7 @@ class RelStore(Administration, UndoLogCompatible):
     # History and iteration: IStorage, IStorageIteration, IStorageCurrentRecordIteration -------------------------------
 
     def history(self, oid: bytes, size: int = 1) -> list[dict[str, Any]]:
-        return history.history(self._database, _number(oid), size)
+        return history.history(self._database, number_of(oid), size)
 
     def iterator(self, start: bytes | None = None, stop: bytes | None = None) -> iterate.TransactionIterator:
         return iterate.TransactionIterator(self._database, self._walks, min(u64(start), MAX_TID) if start else 0,
@@ -395,14 +347,6 @@ class RelStore(Administration, UndoLogCompatible):
         self._check_writable()
         with copying.guarded(self._adapter) as guard:
             copying.copy_transactions(other, self, guard, progress)
-
-
-def _number(oid: bytes) -> int:
-    """Return an oid as an int. POSKeyError: there cannot be such an object."""
-    number = int.from_bytes(oid, 'big')
-    if len(oid) != 8 or number > MAX_TID:
-        raise POSKeyError(oid)
-    return number
 
 
 class _Wrapped(Wrapping, RelStore):
