@@ -112,7 +112,7 @@ class Transaction:
         if not (isinstance(user, bytes) and isinstance(description, bytes)):
             user, description = _bytes(user), _bytes(description)
         self._record = Metadata(user, description, metadata.extension_bytes, self._packed)
-        if self.blobs:
+        if self.blobs.oids:
             self.blobs.prepare(database.pool.attempt)
         verdict = self._verdict(self._ballot())
         self._refuse(verdict)
@@ -209,7 +209,7 @@ class Transaction:
     def _ask(self, ballot: Ballot) -> Verdict:
         adapter, spool = self._adapter, self._spool
         self._commit = commit = adapter.commit_type(adapter, self._database.pool.borrow(), self._record, self._tid)
-        if self.blobs:
+        if self.blobs.oids:
             self.blobs.send(commit)
         self._sent = spool.size >= adapter.message_size and commit.send_ahead(spool.batches(adapter.message_size))
         return commit.vote(ballot)
@@ -236,7 +236,7 @@ class Transaction:
         lags = adapter.may_lag      # this node may not have what this process knows of
         known = () if lags or adapter.keep_history else database.changed_last(PROBES)
         return Ballot(
-            epoch=self._epoch if database.epochs.is_current(self._generation) else '',
+            epoch=self._epoch if self._generation >= database.epochs.first else '',
             at=None if lags else self._origin.at, known=known, bases=bases, locks=locks,
             timeout=database.options.commit_lock_timeout, restored=restored, reads=reads, restored_tid=self._tid,
             alone=len(locks) + len(reads) > adapter.most_locks, deletes=bool(self._deleted))
@@ -306,7 +306,7 @@ class Transaction:
         database, commit = self._database, self._commit
         with database.announced(), database.finishing.watched(commit) if commit.finish_waits else UNWATCHED:
             try:
-                if self.blobs:
+                if self.blobs.oids:
                     self.blobs.place(commit)
                 tid, waited = commit.finish()
             except Exception as e:
@@ -317,7 +317,7 @@ class Transaction:
         self._commit = None     # type: ignore[assignment]  # as in __init__
         if commit.session is not None:
             database.pool.take_back(commit.session)     # its transaction has ended
-        if self.blobs:
+        if self.blobs.oids:
             self.blobs.committed(tid)
         if self._spool.blobs:
             database.blobs.said(self._sweeps)

@@ -52,8 +52,9 @@ class Database:
         self.tier: Tier | None = None           # what processes that share a memcached have loaded
         self.counter: CommitCounter | None = None       # of the commits of these processes
         # How a wrapper around this storage changes (compresses, say) a record: see IStorageWrapper.
-        self.transform: Callable[[bytes], bytes] = _same
-        self.untransform: Callable[[bytes], bytes] = _same
+        # Between records and pickles; bytes() returns what it is given.
+        self.transform: Callable[[bytes], bytes] = bytes
+        self.untransform: Callable[[bytes], bytes] = bytes
         self.epochs = Epochs(remembered=options.poll_limit)
         self._forked = False        # in a child process that has not used it yet
         with ExitStack() as begun:  # closed if anything fails
@@ -335,10 +336,6 @@ class Database:
                     self._generations.begin(session, self.epochs.now, sweeps, head, min(head, saved))
                     self.warm.start()
                 self._forked = False
-
-
-def _same(record: bytes) -> bytes:
-    return record
 
 
 def _missing(own: Iterable[tuple[int, int]], changes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -81,7 +81,7 @@ class Generations:
         with self.lock:
             now = cache.generation
             known = epochs.sweeps_of(now)
-            if known > number or not epochs.is_current(generation):
+            if known > number or generation < epochs.first:
                 return generation
             if known < number:
                 epochs.see_sweep(number, now + 1, oids)

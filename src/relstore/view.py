@@ -54,7 +54,7 @@ class View:
         self._standing = Standing()             # where it may stand, for Bases
         self._cache.add_view(self._standing)
         self._ahead = ReadAhead(self._cache, database.ahead, database.plain)
-        self._unshared: list[Loaded] = []       # to be sent to memcached: one message a transaction, not one a load
+        self.unshared: list[Loaded] = []        # to be sent to memcached: one message a transaction, not one a load
 
     # Beginning and ending -----------------------------------------------------------------------------------------
 
@@ -63,7 +63,8 @@ class View:
 
         may_fail: whether to raise if the database cannot be asked; otherwise the first load raises.
         """
-        self.share()
+        if self.unshared:
+            self.share()
         self._snapshot.end()
         if not self._adapter.loads_are_cheap:
             self._ahead.wake()
@@ -96,7 +97,8 @@ class View:
 
     def end(self) -> None:
         """End the snapshot, if there is one: between transactions nothing is open in the database."""
-        self.share()
+        if self.unshared:
+            self.share()
         self._snapshot.end()
         self._standing.between = None
 
@@ -104,7 +106,7 @@ class View:
         """Give the session back, because the vote needs one. Return what the transaction is based on."""
         self._snapshot.end()
         last, generation = self._told
-        at = last if self.at is None and self._database.epochs.is_current(generation) else self.at
+        at = last if self.at is None and generation >= self._database.epochs.first else self.at
         return Origin(self.generation, at, self._began, 0 if at is None else self._since or 0)
 
     def committed(self, tid: int) -> None:
@@ -198,17 +200,17 @@ class View:
         else:
             loaded = self._read(missing[0], self._adapter.load_many, missing, at, largest)
         if tier is not None:
-            self._unshared += loaded
-            if len(self._unshared) >= SHARED:
+            self.unshared += loaded
+            if len(self.unshared) >= SHARED:
                 self.share()
         return rows + loaded
 
     def share(self) -> None:
         """Send what was loaded since the last time to memcached."""
         tier = self._database.tier
-        if tier is not None and self._unshared and self.at is not None:
-            tier.put(self._unshared, self.at, self.generation)
-        self._unshared = []
+        if tier is not None and self.at is not None:
+            tier.put(self.unshared, self.at, self.generation)
+        self.unshared = []
 
     def read(self, oid: int, read: Callable[..., Result], *arguments: Any) -> Result:
         """Do the same as _read; without a view, read what is there now."""
@@ -227,7 +229,7 @@ class View:
         else:
             result, epoch = self._pool.attempt(_with_epoch, read, arguments)
             generation = self.generation if epoch == self._database.epochs.now else -1
-        if not self._database.epochs.is_current(generation):
+        if generation < self._database.epochs.first:
             self._database.polling.forget()     # no commit may have been counted, but the database is another one
             raise ReadConflictError('The database was restarted after a crash, failed over, or restored since this '
                                     'transaction began', oid=p64(oid))

@@ -12,7 +12,7 @@ from relstore.adapters.file import File
 from relstore.adapters.queue import Queue
 from relstore.errors import LockTimeout, StorageError
 from relstore.sessions.driver import Driver
-from relstore.sessions.session import Row, Session, execute
+from relstore.sessions.session import Row, Session
 
 # Whether SQLite itself waits for a lock. Not in an SQL file: a session knows no adapter.
 IMPATIENT, PATIENT = 'PRAGMA busy_timeout = 0', 'PRAGMA busy_timeout = {}'
@@ -84,7 +84,7 @@ class FileSession(Session):
         return True
 
     def run(self, sql: str, parameters: Sequence[Any] = ()) -> int:
-        count = self._do(execute, self._cursor, sql, parameters)
+        count = super().run(sql, parameters)
         if sql == 'COMMIT':
             self._queue.end(self)
         return count

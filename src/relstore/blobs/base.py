@@ -54,9 +54,6 @@ class Pending:
         """Take over a file that holds the data of an object. A second one for an oid replaces the first."""
         raise Unsupported('Blobs need a directory: name one with blob-dir.')
 
-    def __bool__(self) -> bool:
-        return bool(self.oids)
-
     def prepare(self, attempt: Attempt) -> None:
         """Do what takes time while no session is held. attempt: as SessionPool.attempt."""
 

@@ -45,7 +45,7 @@ class Epochs:
         self._remembered = remembered
         self.now = ''                   # the epoch of the current generation
         self.early: Sequence[tuple[int, int]] = ()      # (oid, tid) of the newest objects when it began
-        self._first = 0                 # its first generation
+        self.first = 0                  # its first generation: those before belong to epochs that are over
         self._sweeps: dict[int, int] = {}       # by the first generation that knew of them, in order
         # What each recent sweep removed, by number, in order; only sweeps that this process saw one at a time.
         self._swept: dict[int, Sequence[int]] = {}
@@ -53,7 +53,7 @@ class Epochs:
 
     def begin(self, generation: int, sweeps: int, early: Sequence[tuple[int, int]]) -> None:
         """Begin an epoch with this generation; set `now` once the cache has it. sweeps: how many have ended."""
-        self.early, self._first = early, generation
+        self.early, self.first = early, generation
         self._sweeps, self._swept = {generation: sweeps}, {}
         self._own.clear()
 
@@ -82,14 +82,10 @@ class Epochs:
                 del swept[next(iter(swept))]
             self._swept = swept
 
-    def is_current(self, generation: int) -> bool:
-        """Whether a generation belongs to the current epoch."""
-        return generation >= self._first
-
     def of(self, generation: int) -> str:
         """Return the epoch of a generation, -1 meaning the current one; '' if that epoch is over."""
-        now = self.now      # read first: _first is set before a new epoch's name
-        return now if generation == -1 or self.is_current(generation) else ''
+        now = self.now      # read first: `first` is set before a new epoch's name
+        return now if generation == -1 or generation >= self.first else ''
 
     def sweeps_of(self, generation: int) -> int:
         """Return how many sweeps were known in a generation; -1 if it belongs to another epoch."""

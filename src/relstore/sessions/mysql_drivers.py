@@ -3,6 +3,7 @@ import importlib
 import ssl
 from collections.abc import Mapping, Sequence
 from functools import cache
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -189,7 +190,7 @@ def _literal_size_pymysql(value: bytes) -> int:
 DRIVERS = (
     Driver('mysqlclient', 'MySQLdb', 'relstore[mysql]', '%s',
            connect=_connect_mysqlclient, classify=_classify, message=_message,
-           in_transaction=lambda connection: connection.in_transaction,
+           in_transaction=attrgetter('in_transaction'),
            script=_script, fetch=lambda cursor: list(cursor.fetchall()),
            literal_size=_literal_size_mysqlclient),
     Driver('pymysql', 'pymysql', 'relstore[pymysql]', '%s',

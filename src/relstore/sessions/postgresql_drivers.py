@@ -5,6 +5,7 @@ reports 08P01, which psycopg calls a ProtocolViolation and psycopg2 an Operation
 """
 import re
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -159,7 +160,7 @@ DRIVERS = (
            backend_pid=_libpq_pid, prepare=_prepare_psycopg2),
     Driver('psycopg', 'psycopg', 'relstore[psycopg]', '%s',
            connect=_connect_psycopg, classify=_classify, message=_message,
-           in_transaction=lambda connection: connection.in_transaction,
+           in_transaction=attrgetter('in_transaction'),
            script=lambda connection, sql, parameters: connection.script(sql, parameters),
            backend_pid=_libpq_pid, binds=True, prepare=_prepare_psycopg,
            # Without its C part a load takes longer than with psycopg2.

@@ -44,17 +44,47 @@ class Session:
         self._cursor = self._connection.cursor
         self._fetch = driver.fetch
 
+    # The next five are written out, each with its own `try`: a function that they shared would be a call more for each
+    # statement.
+
     def run(self, sql: str, parameters: Sequence[Any] = ()) -> int:
         """Run a statement that returns nothing; return how many rows it touched."""
-        return self._do(execute, self._cursor, sql, parameters)
+        if self.pid != process.pid:
+            raise Disconnected(FORKED)
+        try:
+            cursor = self._cursor()
+            if sql.__class__ is Statement and sql.order is not None:     # saves a call where there is nothing to do
+                parameters = arranged(sql, parameters)
+            cursor.execute(sql, parameters)
+            return cursor.rowcount
+        except BaseException as error:
+            raise self._failure(error)      # noqa: B904 - which has a cause, if it is another
 
     def all(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Return all rows. The SQL must bound their number."""
-        return self._do(_all, self._cursor, self._fetch, self._instead.get(sql, sql), parameters)
+        if self.pid != process.pid:
+            raise Disconnected(FORKED)
+        try:
+            cursor, sql = self._cursor(), self._instead.get(sql, sql)
+            if sql.__class__ is Statement and sql.order is not None:
+                parameters = arranged(sql, parameters)
+            cursor.execute(sql, parameters)
+            return self._fetch(cursor)
+        except BaseException as error:
+            raise self._failure(error)      # noqa: B904
 
     def one(self, sql: str, parameters: Sequence[Any] = ()) -> Row | None:
         """Return the only row, or None if there is none."""
-        rows = self._do(_all, self._cursor, self._fetch, self._instead.get(sql, sql), parameters)
+        if self.pid != process.pid:
+            raise Disconnected(FORKED)
+        try:
+            cursor, sql = self._cursor(), self._instead.get(sql, sql)
+            if sql.__class__ is Statement and sql.order is not None:
+                parameters = arranged(sql, parameters)
+            cursor.execute(sql, parameters)
+            rows = self._fetch(cursor)
+        except BaseException as error:
+            raise self._failure(error)      # noqa: B904
         if not rows:
             return None
         [row] = rows
@@ -62,15 +92,40 @@ class Session:
 
     def series(self, statements: Iterable[tuple[str, Sequence[Any]]]) -> list[Row]:
         """Run statements one by one; return all rows of the last. For a database without a network in between."""
-        return self._do(_series, self._cursor, self._fetch, statements)
+        if self.pid != process.pid:
+            raise Disconnected(FORKED)
+        try:
+            cursor = self._cursor()
+            try:
+                for sql, parameters in statements:
+                    if sql.__class__ is Statement and sql.order is not None:
+                        parameters = arranged(sql, parameters)
+                    cursor.execute(sql, parameters)
+                return self._fetch(cursor)
+            finally:
+                cursor.close()      # a statement with rows left would keep SQLite's connection open after its close()
+        except BaseException as error:
+            raise self._failure(error)      # noqa: B904
+
+    def fill(self, statements: Iterable[tuple[str, Iterable[Sequence[Any]]]]) -> None:
+        """Run statements one by one, each for all of its rows. For a database without a network in between."""
+        if self.pid != process.pid:
+            raise Disconnected(FORKED)
+        try:
+            cursor = self._cursor()
+            try:
+                for sql, rows in statements:
+                    if sql.__class__ is Statement and sql.order is not None:
+                        rows = [arranged(sql, row) for row in rows]
+                    cursor.executemany(sql, rows)
+            finally:
+                cursor.close()      # as in series: a kept exception would keep this frame alive
+        except BaseException as error:
+            raise self._failure(error)      # noqa: B904
 
     def many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
         """Run one statement for each of `rows`."""
-        self._do(_many, self._cursor, sql, rows)
-
-    def fill(self, statements: Iterable[tuple[str, Sequence[Sequence[Any]]]]) -> None:
-        """Run statements one by one, each for all of its rows. For a database without a network in between."""
-        self._do(_fill, self._cursor, statements)
+        self.fill([(sql, rows)])
 
     def script(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run several statements, sent as one message; return the rows of the last."""
@@ -85,7 +140,8 @@ class Session:
 
     @property
     def in_transaction(self) -> bool:
-        return self._do(self._driver.in_transaction, self._connection)
+        """As far as the driver knows: the server is not asked."""
+        return self._driver.in_transaction(self._connection)
 
     @property
     def binds(self) -> bool:
@@ -132,11 +188,17 @@ class Session:
             raise Disconnected(FORKED)
         try:
             return act(*arguments)
-        except self._errors as error:
-            raise self._translate(error) from error
-        except BaseException:
+        except BaseException as error:
+            raise self._failure(error)      # noqa: B904
+
+    def _failure(self, error: BaseException) -> BaseException:
+        """Return what to raise in the place of an error of the driver's; any other as it is."""
+        if not isinstance(error, self._errors):
             self.broken = True      # interrupted: the rest of this answer would be taken for the next one
-            raise
+            return error
+        translated = self._translate(error)
+        translated.__cause__ = error
+        return translated
 
     def _translate(self, error: Exception) -> Exception:
         kind = self._driver.classify(error)
@@ -144,53 +206,6 @@ class Session:
             self.broken = True
         message = ' '.join(self._driver.message(error).split()) or type(error).__name__
         return kind(message) if kind is not Deadlock else Deadlock(message=message[:2000])
-
-
-def execute(new_cursor: Callable[[], Any], sql: str, parameters: Sequence[Any]) -> int:
-    cursor = new_cursor()
-    if sql.__class__ is Statement and sql.order is not None:     # saves a call where there is nothing to do
-        parameters = arranged(sql, parameters)
-    cursor.execute(sql, parameters)
-    return cursor.rowcount
-
-
-def _all(new_cursor: Callable[[], Any], fetch: Callable[[Any], list[Row]], sql: str, parameters: Sequence[Any]
-         ) -> list[Row]:
-    cursor = new_cursor()
-    if sql.__class__ is Statement and sql.order is not None:     # saves a call where there is nothing to do
-        parameters = arranged(sql, parameters)
-    cursor.execute(sql, parameters)
-    return fetch(cursor)
-
-
-def _series(new_cursor: Callable[[], Any], fetch: Callable[[Any], list[Row]],
-            statements: Iterable[tuple[str, Sequence[Any]]]) -> list[Row]:
-    cursor = new_cursor()
-    try:
-        for sql, parameters in statements:
-            if sql.__class__ is Statement and sql.order is not None:     # saves a call where there is nothing to do
-                parameters = arranged(sql, parameters)
-            cursor.execute(sql, parameters)
-        return fetch(cursor)
-    finally:
-        cursor.close()      # a statement with rows left would keep SQLite's connection open after its close()
-
-
-def _many(new_cursor: Callable[[], Any], sql: str, rows: Iterable[Sequence[Any]]) -> None:
-    if sql.__class__ is Statement and sql.order is not None:
-        rows = [arranged(sql, row) for row in rows]
-    new_cursor().executemany(sql, rows)
-
-
-def _fill(new_cursor: Callable[[], Any], statements: Iterable[tuple[str, Sequence[Sequence[Any]]]]) -> None:
-    cursor = new_cursor()
-    try:
-        for sql, rows in statements:
-            if sql.__class__ is Statement and sql.order is not None:
-                rows = [arranged(sql, row) for row in rows]
-            cursor.executemany(sql, rows)
-    finally:
-        cursor.close()      # as in _series: a kept exception would keep this frame alive
 
 
 def _close(connection: Any) -> None:

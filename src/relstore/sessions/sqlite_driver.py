@@ -1,5 +1,6 @@
 """sqlite3, of Python's standard library. Its errors are told apart by their text: Python 3.10 gives no code."""
 from collections.abc import Sequence
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -31,6 +32,6 @@ def _script(connection: Any, sql: str, parameters: Sequence[Any]) -> list[list[R
 DRIVERS = (
     Driver('sqlite3', 'sqlite3', 'a Python with the module sqlite3', '?',
            connect=_connect, classify=_classify, message=str,
-           in_transaction=lambda connection: connection.in_transaction,
+           in_transaction=attrgetter('in_transaction'),
            script=_script),
 )

@@ -146,7 +146,7 @@ class Readers(Suite):
         _, generation = self.late(lambda: None, after)
         self.assertEqual(generation, before)
         self.assertNotEqual(generation, self.cache.generation)
-        self.assertTrue(self.database.epochs.is_current(generation), 'it is no reason for a view to fail')
+        self.assertGreaterEqual(generation, self.database.epochs.first, 'it is no reason for a view to fail')
 
     def test_told_of_an_epoch_that_is_over(self):
         self.clusters(1)
@@ -162,7 +162,7 @@ class Readers(Suite):
 
         with patch.object(self.database.adapter.sweeps, 'swept', crash):
             _, generation = self.poll()
-        self.assertFalse(self.database.epochs.is_current(generation))
+        self.assertLess(generation, self.database.epochs.first)
 
     def test_a_child_that_was_forked_before(self):
         [cluster] = self.clusters(1)

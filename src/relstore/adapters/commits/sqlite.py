@@ -133,7 +133,8 @@ class SQLiteCommit(Commit['SQLiteAdapter', FileSession]):
             statements = []
         if statements:
             self.session.fill(statements)
-        self._stage_blobs(tid)
+        if self._files or self._records or self._copies or self._repeated or self._deleted:
+            self._stage_blobs(tid)
         self.written = tid
 
     def _stage_blobs(self, tid: int) -> None:
