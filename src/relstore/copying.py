@@ -27,7 +27,7 @@ from ZODB.POSException import POSKeyError
 from ZODB.utils import maxtid, p64, u64
 
 from relstore.adapters.base import Adapter
-from relstore.errors import ConfigurationError, StorageError, Unavailable
+from relstore.errors import ConfigurationError, DamagedBlob, StorageError, Unavailable
 from relstore.sessions.session import Session
 from relstore.whole import is_whole, not_whole, say_whole
 
@@ -162,13 +162,15 @@ class BlobFiles:
 
     plain: makes a pickle of a record, which a wrapper may keep in another form.
     strict: whether a blob that cannot be copied is an error. Else it is told in the end.
+    left_out: is told each blob that the source does not have, or that is damaged there; that is no error then.
     """
 
-    def __init__(self, source: Any, destination: Any, plain: Callable[[bytes], bytes], strict: bool = False):
+    def __init__(self, source: Any, destination: Any, plain: Callable[[bytes], bytes], strict: bool = False,
+                 left_out: Callable[[str], None] | None = None):
         self._source, self._destination = source, destination
         self._there, self._wanted = IBlobStorage.providedBy(source), IBlobStorage.providedBy(destination)
         self._left, self._missing = 0, 0
-        self._plain, self._strict = plain, strict
+        self._plain, self._strict, self._left_out = plain, strict, left_out
 
     def copy_of(self, record: Any) -> str | None:
         """Return the path of a copy of a record's blob, or None if it has none."""
@@ -184,10 +186,18 @@ class BlobFiles:
         try:
             file = self._source.openCommittedBlobFile(record.oid, record.tid)
         except POSKeyError:
-            if self._strict:
-                raise StorageError(f'The source has no data of the blob {u64(record.oid):#x} of '
-                                   f'{TimeStamp(record.tid)}.') from None
-            self._missing += 1
+            lacking = f'The source has no data of the blob {u64(record.oid):#x} of {TimeStamp(record.tid)}.'
+            if self._left_out is not None:
+                self._left_out(lacking)
+            elif self._strict:
+                raise StorageError(lacking) from None
+            else:
+                self._missing += 1
+            return None
+        except DamagedBlob as error:
+            if self._left_out is None:
+                raise
+            self._left_out(str(error))
             return None
         with file:
             handle, path = tempfile.mkstemp('.copy', dir=self._destination.temporaryDirectory())

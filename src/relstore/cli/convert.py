@@ -18,6 +18,8 @@ from typing import Any
 
 from persistent.TimeStamp import TimeStamp
 from transaction.interfaces import TransientError
+from ZODB.POSException import POSKeyError
+from ZODB.utils import maxtid, z64
 
 from relstore.cli import databases, places
 from relstore.cli.errors import INTERRUPTED, sentence
@@ -32,6 +34,7 @@ DIFFERENCES = 20        # that are told
 PAUSE_SECONDS = 1.0     # between two looks for what is new in the source
 MISSED_LOOKS = 5        # at a file that is not there; then it is an error
 TOLD_SECONDS = 10.0     # between two lines that tell how far behind a copy is
+LEFT_OUT = 3            # exit status if the copy lacks what is damaged in the source
 
 ZOPE_CONF = """\
 A site uses it with these lines in its zope.conf, in place of its section <zodb_db main>:
@@ -47,7 +50,7 @@ class Stopped(Exception):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run zodbconvert; return its exit status: 0 done, 1 the copy differs, 2 it could not be done."""
+    """Run zodbconvert; return its exit status: 0 done, 1 the copy differs, 2 it could not be done, 3 see LEFT_OUT."""
     parser = argparse.ArgumentParser(prog='zodbconvert', description='Copy a ZODB storage into another of any kind.')
     add_arguments(parser)
     parser.add_argument('--traceback', action='store_true', help='show where an error came from')
@@ -67,6 +70,8 @@ def add_arguments(parser: ArgumentParser) -> None:
                         help='go on with a copy that was begun; this is what happens anyway')
     parser.add_argument('--at', metavar='TIME', type=_tid, default=b'', help='copy what was there at this time, say '
                         '"2026-11-23 12:00" (in UTC)')
+    parser.add_argument('--skip-damaged', action='store_true', help='leave out what cannot be read in the source, and '
+                        'name each piece of it')
     parser.add_argument('--verify', action='store_true', help='compare all of both afterwards')
     parser.add_argument('--verify-only', action='store_true', help='compare, and copy nothing')
     parser.add_argument('--follow', action='store_true', help='go on copying what is committed, until it is told to '
@@ -84,6 +89,8 @@ def run(args: Namespace) -> int:
         args.refuse('--follow copies what is committed from now on: not with --dry-run, --verify-only or --at.')
     if args.clear and (args.dry_run or args.verify_only):
         args.refuse('--clear empties the destination: it goes with neither --dry-run nor --verify-only.')
+    if args.skip_damaged and args.follow:
+        args.refuse('--skip-damaged is for a source that nobody writes to, so it does not go with --follow.')
     with told_on_stderr(args.debug), _until_stopped() as stopped:
         source, destination = _named(args)
         if {os.path.realpath(path) for path in source.paths} & {os.path.realpath(path) for path in destination.paths}:
@@ -110,6 +117,7 @@ class _Command:
         self._args, self._source, self._destination, self._stopped = args, source, destination, stopped
         self._states: list[object] = []     # of the files of FileStorages in the source, when they were looked at last
         self._missed = 0        # how often since then one of them was not there
+        self._left_out: LeftOut | None = LeftOut() if args.skip_damaged else None
 
     def run(self) -> int:
         args = self._args
@@ -122,7 +130,8 @@ class _Command:
             writing = not (args.dry_run or args.verify_only)
             opened = stack.enter_context(self._destination.open(reading=not writing, making=writing))
             _see_that_they_differ(source, opened)
-            self._conversion = conversion = Conversion(source.storage, opened.storage, opened.relstore, args.at)
+            self._conversion = conversion = Conversion(source.storage, opened.storage, opened.relstore, args.at,
+                                                       self._left_out)
             if args.clear:
                 if not conversion.has_something:
                     raise ConfigurationError('There is nothing to copy, so nothing was emptied.')
@@ -144,11 +153,15 @@ class _Command:
                 status = self._compare(self._conversion)
             if writing and not status and opened.relstore is not None:
                 self._tell_how_to_use_it()
+            if self._left_out is not None and self._left_out.count:
+                self._left_out.summary()
+                self._tell_if_there_is_no_root(opened)
+                return status or LEFT_OUT
             return status
 
     def _open_source(self) -> databases.Opened:
         self._reading.close()
-        return self._reading.enter_context(self._source.open(reading=True))
+        return self._reading.enter_context(self._source.open(reading=True, left_out=self._left_out))
 
     def _clear(self, opened: databases.Opened) -> None:
         storage = opened.relstore or opened.storage
@@ -257,6 +270,12 @@ class _Command:
               f'and {counted(comparison.blobs, "blob")} are equal, in {duration(time.monotonic() - began)}.')
         return 0
 
+    def _tell_if_there_is_no_root(self, opened: databases.Opened) -> None:
+        try:
+            opened.storage.loadBefore(z64, maxtid)
+        except POSKeyError:
+            print('Nor does the copy have the root object, so no site can use it.')
+
     def _summary(self, conversion: Conversion) -> None:
         copied, seconds = conversion.copied, time.monotonic() - self._began
         if not copied.transactions:
@@ -269,6 +288,26 @@ class _Command:
         if self._args.destination and '://' in self._args.destination:
             section = places.section(self._args.destination, secret=True)
             print(ZOPE_CONF.format(section=''.join(f'  {line}\n' for line in section.splitlines())))
+
+
+class LeftOut:
+    """Tells what cannot be read in the source: each piece once, however often it is met."""
+
+    def __init__(self) -> None:
+        self._met: set[str] = set()
+
+    def __call__(self, what: str) -> None:
+        if what not in self._met:
+            self._met.add(what)
+            print(f'Left out: {what}', file=sys.stderr, flush=True)
+
+    @property
+    def count(self) -> int:
+        return len(self._met)
+
+    def summary(self) -> None:
+        print(f'{counted(self.count, "piece")} of the source cannot be read and {"is" if self.count == 1 else "are"} '
+              'not in the copy; each is named above.')
 
 
 def _see_that_they_differ(source: databases.Opened, destination: databases.Opened) -> None:

@@ -26,6 +26,7 @@ from relstore.adapters.addresses import Address
 from relstore.adapters.base import Adapter
 from relstore.config import StorageSection
 from relstore.converting.filestorage import LiveFileStorage
+from relstore.converting.salvage import SalvagedFileStorage, Tell
 from relstore.errors import ConfigurationError
 from relstore.options import Options
 from relstore.storage import RelStore
@@ -88,10 +89,11 @@ class Named:
             _has_tables(adapter) for adapter in self.adapters())
 
     @contextmanager
-    def open(self, reading: bool = False, making: bool = False) -> Iterator[Opened]:
+    def open(self, reading: bool = False, making: bool = False, left_out: Tell | None = None) -> Iterator[Opened]:
         """Open it, and close it in the end.
 
         reading: nothing is written, and of a FileStorage not even a lock. making: what is not there is made.
+        left_out: with `reading`: told what cannot be read of a damaged FileStorage. By default that is an error.
         """
         for section in _sections(self.factory, StorageSection):
             section.config.cache_local_dir = None       # nothing is loaded that is worth to be saved, or to be read
@@ -101,7 +103,9 @@ class Named:
         for section in _sections(self.factory, ZODB.config.FileStorage):
             if reading:
                 # An instance's: the section may be within that of a wrapper, which opens it.
-                section.open = partial(LiveFileStorage, section.config.path, section.config.blob_dir or '')
+                where = section.config.path, section.config.blob_dir or ''
+                section.open = (partial(LiveFileStorage, *where) if left_out is None
+                                else partial(SalvagedFileStorage, *where, left_out))
             else:
                 _keep_blobs(section.config)
         for section in _sections(self.factory, ZODB.config.ZEOClient):

@@ -4,6 +4,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import IO, Any, NamedTuple
 
@@ -13,6 +14,7 @@ from ZODB.POSException import POSKeyError
 from ZODB.utils import oid_repr, tid_repr
 
 from relstore.copying import rising
+from relstore.errors import DamagedBlob
 
 PIECE_BYTES = 1 << 20
 METADATA = 'status', 'user', 'description', 'extension_bytes'
@@ -21,17 +23,20 @@ NOTHING = bytes(8)
 Advance = Callable[[int, int], None]
 
 
-class _Record(NamedTuple):
-    """digest: b'' of the end of an object. size: in bytes."""
+@dataclass(frozen=True)
+class _Record:
+    """digest: b'' of the end of an object. size: in bytes. tid: under which its storage has its blob."""
     digest: bytes
     is_blob: bool
     size: int
+    tid: bytes = field(compare=False)
 
     @classmethod
     def of(cls, record: Any) -> _Record:
         if record.data is None:
-            return cls(b'', False, 0)
-        return cls(hashlib.sha256(record.data).digest(), bool(is_blob_record(record.data)), len(record.data))
+            return cls(b'', False, 0, record.tid)
+        data = record.data
+        return cls(hashlib.sha256(data).digest(), bool(is_blob_record(data)), len(data), record.tid)
 
 
 class _Content(NamedTuple):
@@ -45,11 +50,12 @@ class Comparison:
     """The source and its copy, as they are now.
 
     history: whether the copy keeps that: the metadata of transactions, and the ends of objects.
+    damaged: whether blobs of which the source has damaged data may be missing in the copy.
     """
 
-    def __init__(self, source: Any, copy: Any, history: bool = True):
+    def __init__(self, source: Any, copy: Any, history: bool = True, damaged: bool = False):
         self._source, self._copy, self._history = source, copy, history
-        self._blobs = IBlobStorage.providedBy(source)
+        self._blobs, self._damaged = IBlobStorage.providedBy(source), damaged
         self.transactions = self.records = self.blobs = 0
 
     def differences(self, advance: Advance = lambda records, size: None) -> Iterator[str]:
@@ -89,10 +95,15 @@ class Comparison:
             elif theirs != ours:
                 yield f'{where}: object {oid_repr(oid)} has other bytes than in the source.'
             elif theirs.is_blob and self._blobs:
-                yield from self._blob(where, oid, original.transaction.tid, copied.tid)
+                yield from self._blob(where, oid, theirs.tid, ours.tid)
 
     def _blob(self, where: str, oid: bytes, original_tid: bytes, tid: bytes) -> Iterator[str]:
-        theirs = _digest_of(lambda: self._source.openCommittedBlobFile(oid, original_tid))
+        try:
+            theirs = _digest_of(lambda: self._source.openCommittedBlobFile(oid, original_tid))
+        except DamagedBlob:
+            if not self._damaged:
+                raise
+            theirs = None
         ours = _digest_of(lambda: self._copy.openCommittedBlobFile(oid, tid))
         self.blobs += theirs is not None
         if theirs is not None and theirs != ours:

@@ -13,6 +13,7 @@ from ZODB.utils import u64
 from relstore import copying
 from relstore.converting.compare import Advance, Comparison
 from relstore.converting.current import Current, Until
+from relstore.converting.salvage import Tell
 from relstore.errors import ConfigurationError
 from relstore.storage import RelStore
 
@@ -31,16 +32,19 @@ class Conversion:
     """source, destination: open. inner: the storage of relstore's in the destination, if there is one.
 
     at: the tid up to which is copied; '' stands for all.
+    left_out: is told each blob that the source lacks, which then is no error.
     ConfigurationError: the source cannot be iterated over, or nothing can be restored into the destination.
     """
 
-    def __init__(self, source: Any, destination: Any, inner: RelStore | None = None, at: bytes = b''):
+    def __init__(self, source: Any, destination: Any, inner: RelStore | None = None, at: bytes = b'',
+                 left_out: Tell | None = None):
         if not hasattr(source, 'iterator'):
             raise ConfigurationError(f'{source.getName()} cannot tell its transactions, so it cannot be copied.')
         if not IStorageRestoreable.providedBy(destination):
             raise ConfigurationError(f'{destination.getName()} cannot be copied into: it takes no transactions of the '
                                      'past.')
         self._source, self.destination, self._inner, self._at = source, destination, inner, at
+        self._left_out = left_out
         # Without history only what is current is wanted.
         self._keeps_history = bool(getattr(destination, 'supportsUndo', lambda: True)())
         self.copied = Copied()
@@ -86,7 +90,7 @@ class Conversion:
 
         plain = self._inner.database.untransform if self._inner is not None else bytes
         source = self.source
-        files = copying.BlobFiles(source, self.destination, plain, strict=True)
+        files = copying.BlobFiles(source, self.destination, plain, strict=True, left_out=self._left_out)
         guarding = (nullcontext(copying.Unguarded()) if self._inner is None
                     else copying.guarded(self._inner.database.adapter))
         with guarding as guard:
@@ -102,7 +106,7 @@ class Conversion:
         """Return a comparison of all that is in both, and what it finds."""
         # A commit to a copy that is in use already is no difference.
         copy = Until(self.destination, self._at or self._source.lastTransaction())
-        comparison = Comparison(self.source, copy, self._keeps_history)
+        comparison = Comparison(self.source, copy, self._keeps_history, damaged=self._left_out is not None)
         return comparison, comparison.differences(advance)
 
 

@@ -1,11 +1,12 @@
 """LiveFileStorage: a Data.fs that is only read, while its site may go on writing."""
 from __future__ import annotations
 
+import logging
 import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from ZODB.blob import FilesystemHelper
 from ZODB.FileStorage import FileStorage
@@ -16,17 +17,51 @@ from ZODB.POSException import POSKeyError
 from ZODB.utils import z64
 from zope.interface import alsoProvides
 
-from relstore.converting.transactions import BEGIN, FileTransactions, check_end
-from relstore.errors import ConfigurationError, StorageError
+from relstore.converting.transactions import BEGIN, FileTransactions, between, check_end, risen
+from relstore.errors import ConfigurationError
 
 MAGIC = b'FS21', b'FS30'        # the first bytes of a file
 NO_TID = bytes(8)
 
-# Of files by device and inode: a position up to which their tids rise, and the last tid before it.
-_rising: dict[tuple[int, int], tuple[int, bytes]] = {}
+log = logging.getLogger('relstore')
+
+class _Scan(NamedTuple):
+    """What is known of the tids of a file up to a position: the last one, as it is read and as it is told.
+
+    risen_ones: how many are not after the one before.
+    """
+    position: int = BEGIN
+    last: bytes = NO_TID
+    risen: bytes = NO_TID
+    risen_ones: int = 0
 
 
-class LiveFileStorage(FileStorage):
+# Of files by device and inode.
+_scans: dict[tuple[int, int], _Scan] = {}
+
+
+class BlobsBeside:
+    """The data of blobs in a directory of ZODB's, which is only read.
+
+    directory: '' if there is none. ConfigurationError: it is not there, or cannot be read.
+    """
+
+    def __init__(self, directory: str) -> None:
+        if directory and not (os.path.isdir(directory) and os.access(directory, os.R_OK | os.X_OK)):
+            raise ConfigurationError(f'{directory} is no directory of blobs that can be read.')
+        self._blob_files = FilesystemHelper(directory) if directory else None
+        if directory:
+            alsoProvides(self, IBlobStorage)
+
+    def openCommittedBlobFile(self, oid: bytes, serial: bytes, blob: object = None) -> IO[bytes]:
+        """Return the file of a blob, open for reading. POSKeyError: there is none."""
+        if self._blob_files is not None:
+            with suppress(FileNotFoundError):
+                return open(self._blob_files.getBlobFilename(oid, serial), 'rb')
+        raise POSKeyError(oid, serial)
+
+
+class LiveFileStorage(BlobsBeside, FileStorage):
     """A FileStorage as it is when it is opened. Nothing is written, neither to it nor beside it.
 
     blobs: the directory of its blobs; '': it is opened without.
@@ -35,13 +70,9 @@ class LiveFileStorage(FileStorage):
     """
 
     def __init__(self, path: str, blobs: str = '') -> None:
-        if blobs and not (os.path.isdir(blobs) and os.access(blobs, os.R_OK | os.X_OK)):
-            raise ConfigurationError(f'{blobs} is no directory of blobs that can be read.')
+        BlobsBeside.__init__(self, blobs)
         with readable(path):
-            super().__init__(path, read_only=True)
-        self._blob_files = FilesystemHelper(blobs) if blobs else None
-        if blobs:
-            alsoProvides(self, IBlobStorage)
+            FileStorage.__init__(self, path, read_only=True)
         try:
             check_end(path, self._file.fileno(), self._pos)
             with readable(path):
@@ -53,38 +84,41 @@ class LiveFileStorage(FileStorage):
             self.close()
             raise
 
+    def lastTransaction(self) -> bytes:
+        """Return the last tid. Where tids do not rise, that of just after the one before it, and so on."""
+        return self._scan().risen
+
     def iterator(self, start: bytes | None = None, stop: bytes | None = None) -> Iterator[Any]:
-        """Return the transactions from `start` on, and up to the first that is later than `stop`.
+        """Return the transactions from `start` to `stop`; StorageError: the file is damaged.
 
-        StorageError: the file is damaged, or its tids do not rise, so it cannot be told where to begin.
+        Where tids do not rise, each is told as lastTransaction() does. Those of records stay as they are.
         """
-        # Not by the last tid: where tids do not rise, an earlier one may be greater.
-        stop = None if stop is None or stop >= self.lastTransaction() else stop
-        return FileTransactions(self._file_name, self._file.fileno(), self._pos, self._position(start), stop)
+        scan = self._scan()
+        if scan.risen_ones:
+            return between(self._transactions(BEGIN), start, stop)
+        position = BEGIN if start is None else self._transactions(BEGIN).first_from(start)
+        return self._transactions(position, stop)
 
-    def _position(self, start: bytes | None) -> int:
-        if start is None:
-            return BEGIN
-        descriptor = self._file.fileno()
-        status = os.fstat(descriptor)
-        begin, last = _rising.get((status.st_dev, status.st_ino), (BEGIN, NO_TID))
-        scan = FileTransactions(self._file_name, descriptor, self._pos)
-        if begin > self._pos or begin > BEGIN and scan.tid_before(begin) != last:
-            begin, last = BEGIN, NO_TID     # it is another file
-        for transaction in FileTransactions(self._file_name, descriptor, self._pos, begin):
-            if transaction.tid <= last:
-                raise StorageError(f'{self._file_name} has a transaction with a tid that is not after the one before, '
-                                   'so a copy cannot go on: begin it again, with --clear.')
-            last = transaction.tid
-        _rising[status.st_dev, status.st_ino] = self._pos, last
-        return scan.first_from(start)
+    def _transactions(self, position: int, stop: bytes | None = None) -> FileTransactions:
+        return FileTransactions(self._file_name, self._file.fileno(), self._pos, position, stop)
 
-    def openCommittedBlobFile(self, oid: bytes, serial: bytes, blob: object = None) -> IO[bytes]:
-        """Return the file of a blob, open for reading. POSKeyError: there is none."""
-        if self._blob_files is not None:
-            with suppress(FileNotFoundError):
-                return open(self._blob_files.getBlobFilename(oid, serial), 'rb')
-        raise POSKeyError(oid, serial)
+    def _scan(self) -> _Scan:
+        status = os.fstat(self._file.fileno())
+        scan = _scans.get((status.st_dev, status.st_ino), _Scan())
+        if scan.position > self._pos or (
+                scan.position > BEGIN and self._transactions(BEGIN).tid_before(scan.position) != scan.last):
+            scan = _Scan()      # it is another file
+        if scan.position < self._pos:
+            last, told, count = scan.last, scan.risen, 0
+            for transaction in self._transactions(scan.position):
+                last = transaction.tid
+                count += last <= told
+                told = risen(last, told)
+            if count:
+                log.warning('%s has %d transactions with a time that is not after that of the one before; each is '
+                            'taken as of a moment after it.', self._file_name, count)
+            scan = _scans[status.st_dev, status.st_ino] = _Scan(self._pos, last, told, scan.risen_ones + count)
+        return scan
 
 
 @contextmanager

@@ -7,6 +7,9 @@ find its way into a file to which a site is just writing. What could interleave:
   where the site was killed meanwhile.
 * A transaction is completed, or taken back, after the file was opened: only what was complete then is read.
 * A pack puts another file in the place of this one: what is open is still the old one.
+
+Where tids do not rise, each transaction has to be told as of a moment after the one before it, and that depends on all
+before it: see `risen`.
 """
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
+from persistent.TimeStamp import TimeStamp
 from ZODB.BaseStorage import DataRecord, TransactionRecord
 from ZODB.FileStorage.format import (
     TRANS_HDR_LEN,
@@ -72,7 +76,11 @@ class FileTransactions(FileStorageFormatter):
 
     def __next__(self) -> Any:
         while self._pos < self._end:
-            header = self.header(self._pos)
+            try:
+                header = self._header(self._pos)
+            except UNREADABLE as error:
+                self._pos = self._past_transaction(self._pos, error)
+                continue
             if self._stop is not None and header.tid > self._stop:
                 break
             begin, self._pos = self._pos, self._pos + header.tlen + LENGTH_BYTES
@@ -86,13 +94,16 @@ class FileTransactions(FileStorageFormatter):
     def header(self, pos: int) -> TxnHeader:
         """Return the header of the transaction at a position. StorageError: there is none."""
         try:
-            header = self._read_txn_header(pos)
-            behind = pos + header.tlen
-            if (header.status not in ' up' or header.tlen < header.headerlen() or behind + LENGTH_BYTES > self._end
-                    or self._read_num(behind) != header.tlen):
-                raise ValueError('its header makes no sense, or does not fit its length')
+            return self._header(pos)
         except UNREADABLE as error:
             raise self._damaged(pos, f'no transaction can be read there: {error}') from error
+
+    def _header(self, pos: int) -> TxnHeader:
+        header = self._read_txn_header(pos)
+        behind = pos + header.tlen
+        if (header.status not in ' up' or header.tlen < header.headerlen() or behind + LENGTH_BYTES > self._end
+                or self._read_num(behind) != header.tlen):
+            raise ValueError('its header makes no sense, or does not fit its length')
         return header
 
     def first_from(self, tid: bytes) -> int:
@@ -113,20 +124,36 @@ class FileTransactions(FileStorageFormatter):
         except StorageError:
             return b''
 
-    def records(self, begin: int, header: TxnHeader) -> Iterator[DataRecord]:
+    def records(self, begin: int, header: TxnHeader) -> Iterator[tuple[int, DataRecord]]:
+        """Yield the records of a transaction, each with its position. StorageError: one cannot be read."""
         pos, end = begin + header.headerlen(), begin + header.tlen
         while pos < end:
             try:
-                record = self._read_data_header(pos)
-                if record.tloc != begin or pos + record.recordlen() > end:
-                    raise ValueError('it is not of its transaction, or longer than that')
-                data, data_tid = self._file.read(record.plen) if record.plen else None, None
-                if record.back:
-                    data, data_tid = self._at(record.oid, record.back, pos)
+                record, behind = self._record(pos, begin, end)
             except UNREADABLE as error:
-                raise self._damaged(pos, f'no record can be read there: {error}') from error
-            yield DataRecord(record.oid, record.tid, data, data_tid)
-            pos += record.recordlen()
+                pos = self._past_record(pos, begin, end, error)
+                continue
+            yield pos, record
+            pos = behind
+
+    def _record(self, pos: int, begin: int, end: int) -> tuple[DataRecord, int]:
+        """Return a record, and the position behind it. begin, end: of its transaction."""
+        header = self._read_data_header(pos)
+        behind = pos + header.recordlen()
+        if header.tloc != begin or behind > end:
+            raise ValueError('it is not of its transaction, or longer than that')
+        data, data_tid = self._file.read(header.plen) if header.plen else None, None
+        if header.back:
+            data, data_tid = self._at(header.oid, header.back, pos)
+        return DataRecord(header.oid, header.tid, data, data_tid), behind
+
+    def _past_transaction(self, pos: int, error: Exception) -> int:
+        """Return where to go on after what cannot be read. Here that is nowhere."""
+        raise self._damaged(pos, f'no transaction can be read there: {error}') from error
+
+    def _past_record(self, pos: int, begin: int, end: int, error: Exception) -> int:
+        """Likewise, within the transaction from `begin` to `end`."""
+        raise self._damaged(pos, f'no record can be read there: {error}') from error
 
     def _at(self, oid: bytes, back: int, before: int) -> tuple[bytes | None, bytes]:
         """Return the data that an earlier record of an object has, and the tid of that record."""
@@ -148,11 +175,30 @@ class _Transaction(TransactionRecord):
 
     def __init__(self, transactions: FileTransactions, begin: int, header: TxnHeader) -> None:
         super().__init__(header.tid, header.status, header.user, header.descr, header.ext)
-        self._records = transactions.records, begin, header
+        self._transactions, self._begin, self._header = transactions, begin, header
 
     def __iter__(self) -> Iterator[DataRecord]:
-        records, begin, header = self._records
-        return records(begin, header)
+        return (record for _, record in self.positioned())
+
+    def positioned(self) -> Iterator[tuple[int, DataRecord]]:
+        """Yield the records, each with its position in the file."""
+        return self._transactions.records(self._begin, self._header)
+
+
+def risen(tid: bytes, previous: bytes) -> bytes:
+    """Return a tid, or if that is not after the previous one, a tid of just after that."""
+    return tid if tid > previous else bytes(TimeStamp(tid).laterThan(TimeStamp(previous)).raw())
+
+
+def between(transactions: Iterator[Any], start: bytes | None, stop: bytes | None) -> Iterator[Any]:
+    """Yield those of all transactions of a file that are from `start` to `stop`, with tids that rise."""
+    previous = bytes(8)
+    for transaction in transactions:
+        transaction.tid = previous = risen(transaction.tid, previous)
+        if stop is not None and previous > stop:
+            break
+        if start is None or previous >= start:
+            yield transaction
 
 
 def check_end(path: str, descriptor: int, end: int) -> None:
@@ -176,4 +222,5 @@ def check_end(path: str, descriptor: int, end: int) -> None:
 
 
 def damaged(path: str, pos: int, what: str) -> StorageError:
-    return StorageError(f"{path} is damaged at byte {pos}: {what}. Repair a copy of it, say with ZODB's fsrecover.")
+    return StorageError(f'{path} is damaged at byte {pos}: {what}. With --skip-damaged all else is copied, and each piece '
+                        'that is left out is named.')

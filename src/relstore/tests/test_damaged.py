@@ -1,21 +1,26 @@
 """A Data.fs that is damaged, or written meanwhile: all of it is read, or a sentence tells where that ends."""
 import os
+import re
 import tempfile
 import unittest
+from bisect import bisect_right
 from contextlib import closing
 from pathlib import Path
 
 import transaction
+from persistent.mapping import PersistentMapping
 from ZODB.Connection import TransactionMetaData
 from ZODB.DB import DB
 from ZODB.FileStorage import FileStorage
 from ZODB.FileStorage.FileStorage import FileIterator
 from ZODB.FileStorage.format import DATA_HDR_LEN
+from ZODB.POSException import POSKeyError
 from ZODB.utils import p64, u64, z64
 
 from relstore.converting.current import Current, Until
 from relstore.converting.filestorage import LiveFileStorage
-from relstore.errors import StorageError
+from relstore.converting.salvage import SalvagedFileStorage
+from relstore.errors import ConfigurationError, StorageError
 from relstore.tests.support.layers import Processes
 
 
@@ -25,7 +30,8 @@ def told(transactions):
              [(record.oid, record.tid, record.data, record.data_txn) for record in each]) for each in transactions]
 
 
-class Reading(unittest.TestCase):
+class Suite(unittest.TestCase):
+    """A site in `self.path`, of which `self.good` is the file, `self.there` what is in it."""
     layer = Processes
 
     def setUp(self):
@@ -54,11 +60,6 @@ class Reading(unittest.TestCase):
         with closing(DB(self.filestorage())) as db, db.transaction() as connection:
             connection.root()['value'] = value
 
-    def opened(self):
-        storage = LiveFileStorage(self.path)
-        self.addCleanup(storage.close)
-        return storage
-
     def write(self, data):
         Path(self.path).write_bytes(data)
 
@@ -73,6 +74,14 @@ class Reading(unittest.TestCase):
         """Return where the first record of a transaction begins."""
         begin = self.begins[number]
         return begin + 23 + sum(int.from_bytes(self.good[begin + 17 + at:begin + 19 + at], 'big') for at in (0, 2, 4))
+
+
+class Reading(Suite):
+
+    def opened(self):
+        storage = LiveFileStorage(self.path)
+        self.addCleanup(storage.close)
+        return storage
 
     def refused(self, pattern=r'Data\.fs is damaged at byte \d+: '):
         with self.assertRaisesRegex(StorageError, pattern):
@@ -143,14 +152,24 @@ class Reading(unittest.TestCase):
         self.refused()
 
     def test_tids_that_do_not_rise(self):
-        """A greater one than the last is not the end. But it cannot be told where to go on."""
+        """A greater one than the last is not the end. From anywhere it goes on as if it had begun at the beginning."""
         far = p64(u64(self.there[-1][0]) + (1 << 40))
         at = self.begins[3]
         self.write(self.good[:at] + far + self.good[at + 8:])
-        self.assertEqual([each[0] for each in told(self.opened().iterator())],
-                         [each[0] if number != 3 else far for number, each in enumerate(self.there)])
-        with self.assertRaisesRegex(StorageError, 'begin it again'):
-            self.opened().iterator(self.there[1][0])
+        storage = self.opened()
+        tids = [each[0] if number != 3 else far for number, each in enumerate(self.there)]
+        with self.assertLogs('relstore', 'WARNING') as logged:
+            rising = [each[0] for each in told(storage.iterator())]
+        self.assertIn(f'has {len(tids) - 4} transactions with a time that is not after', logged.output[0])
+        self.assertEqual(rising, sorted(set(rising)))
+        self.assertEqual(rising[:4], tids[:4])
+        self.assertEqual(storage.lastTransaction(), rising[-1])
+        for number, tid in enumerate(rising):
+            for start, first in (tid, number), (p64(u64(tid) + 1), number + 1):
+                found = told(storage.iterator(start))
+                self.assertEqual([each[0] for each in found], rising[first:])
+                self.assertEqual([each[1:] for each in found], [each[1:] for each in self.there[first:]])
+            self.assertEqual([each[0] for each in told(storage.iterator(None, tid))], rising[:number + 1])
 
     def test_a_file_that_grows_is_looked_at_once(self):
         """And again if it is another one of the same inode."""
@@ -166,8 +185,7 @@ class Reading(unittest.TestCase):
             self.write(grown)
             self.opened().iterator(tid)
             self.write(other)
-            with self.assertRaisesRegex(StorageError, 'begin it again'):
-                self.opened().iterator(tid)
+            self.assertEqual(next(self.opened().iterator(tid)).tid, p64(u64(tid) + 1))
 
     def test_while_its_site_commits(self):
         """What is voted is not there yet, what is finished is not there for who has opened it before."""
@@ -213,3 +231,127 @@ class Reading(unittest.TestCase):
             self.assertEqual(told(view(storage, last).iterator(p64(u64(last) + 1))), [])
         self.assertEqual(len(told(Until(storage, last).iterator(None, self.there[1][0]))), 2)
         self.assertEqual(len(told(Until(storage, p64(u64(last) + 1)).iterator())), 3)     # nothing is known of it
+
+
+class Salvaging(Suite):
+    """What can be read is read, and what cannot is named, wherever the damage is."""
+
+    def setUp(self):
+        super().setUp()
+        self.left_out = []
+
+    def salvaged(self, data):
+        self.write(data)
+        storage = SalvagedFileStorage(self.path, '', self.left_out.append)
+        self.addCleanup(storage.close)
+        return storage
+
+    def pieces(self):
+        """Return the places of the file that are told to be left out."""
+        found = (re.search(r'Data\.fs: ([\d,]+) bytes from byte (\d+) on', what) for what in self.left_out)
+        return {(int(match[2]), int(match[2]) + int(match[1].replace(',', ''))) for match in found}
+
+    def test_nothing_is_damaged(self):
+        storage = self.salvaged(self.good)
+        self.assertEqual(told(storage.iterator()), self.there)
+        self.assertEqual(told(storage.iterator(self.there[2][0], self.there[5][0])), self.there[2:6])
+        self.assertEqual(storage.lastTransaction(), self.there[-1][0])
+        self.assertEqual(self.left_out, [])
+
+    def test_garbage_anywhere(self):
+        """All other transactions are there; and of this one its other records, unless it is its header."""
+        for at in range(self.begins[1], len(self.good) - 20, 7):
+            number = bisect_right(self.begins, at) - 1
+            if at + 20 > self.begins[number + 1]:
+                continue        # two transactions
+            self.left_out.clear()
+            damaged = self.good[:at] + b'\xff\xfe garbage \xff' + self.good[at + 12:]
+            with self.subTest(number=number, at=at - self.begins[number]):
+                found = {each[0]: each for each in told(self.salvaged(damaged).iterator())}
+                expected = {each[0]: each for each in self.there}
+                tid = self.there[number][0]
+                missing = expected.keys() - found.keys()
+                self.assertLessEqual(missing, {tid})
+                others = [other for other in expected.keys() - {tid} if found[other] != expected[other]]
+                # An undone one refers to the data of an earlier one.
+                self.assertLessEqual(set(others), {each[0] for each in self.there[7:9]})
+                if missing:
+                    self.assertIn((self.begins[number], self.begins[number + 1]), self.pieces())
+                elif len(found[tid][-1]) < len(expected[tid][-1]):
+                    self.assertTrue(self.pieces())
+
+    def test_of_many_records_one(self):
+        with closing(DB(self.filestorage())) as db, db.transaction() as connection:
+            for number in range(9):
+                connection.root()[number] = PersistentMapping(text=f'{number}' * 100)
+        self.good = Path(self.path).read_bytes()
+        begin = self.positions()[-2]
+        at = self.good.index(b'4' * 100)
+        record = self.good.rindex(p64(begin), 0, at) - 24
+        after = self.good.index(p64(begin), at) - 24
+        for place, plen in (record + 24, None), (record + 34, b'\xff' * 8), (record + 34, p64(3)):
+            with self.subTest(place - record):
+                self.left_out.clear()
+                storage = self.salvaged(self.good[:place] + (plen or b'\xff' * 8) + self.good[place + 8:])
+                records = {read.oid: read for read in list(storage.iterator())[-1]}
+                self.assertEqual(len(records), 9)
+                self.assertIn(b'5' * 100, b''.join(read.data for read in records.values()))
+                self.assertEqual(self.pieces(), {(record, after)})
+
+    def test_its_second_length(self):
+        """Where only that is wrong nothing is left out."""
+        for end in self.begins[1:]:
+            storage = self.salvaged(self.good[:end - 8] + b'\xffgarbage' + self.good[end:])
+            self.assertEqual(told(storage.iterator()), self.there)
+        self.assertEqual(self.left_out, [])
+
+    def test_cut_short(self):
+        begin = self.begins[-2]
+        for end in range(begin + 1, len(self.good)):
+            self.left_out.clear()
+            found = told(self.salvaged(self.good[:end]).iterator())
+            self.assertEqual(found, self.there[:-1])
+            self.assertEqual(self.pieces(), {(begin, end)})
+
+    def test_a_data_fs_within(self):
+        """What somebody has stored is no part of the file."""
+        self.change(self.good)
+        data = Path(self.path).read_bytes()
+        begin = self.positions()[-1]        # of the last one, as the old file ended there
+        found = told(self.salvaged(data[:begin + 16] + b'\xff' + data[begin + 17:]).iterator())
+        self.assertEqual(found, self.there)
+        self.assertEqual(self.pieces(), {(begin, len(data))})
+
+    def test_its_site_is_writing(self):
+        site = self.filestorage()
+        self.addCleanup(site.close)
+        meta = TransactionMetaData()
+        site.tpc_begin(meta)
+        site.store(z64, site.load(z64)[1], b'x' * 100_000, '', meta)
+        site.tpc_vote(meta)
+        storage = SalvagedFileStorage(self.path, '', self.left_out.append)
+        self.addCleanup(storage.close)
+        self.assertEqual(told(storage.iterator()), self.there)
+        self.assertEqual(self.left_out, [])
+        site.tpc_abort(meta)
+
+    def test_what_is_current(self):
+        """Of an object of which the last record cannot be read that is the one before."""
+        data, begin = self.good, self.records(len(self.there) - 1)
+        storage = self.salvaged(data[:begin + 24] + b'\xff' * 8 + data[begin + 32:])
+        last = storage.lastTransaction()
+        root = next(record for record in self.there[-2][-1] if record[0] == z64)
+        self.assertEqual(storage.loadBefore(z64, p64(u64(last) + 1))[:2], (root[2], root[1]))
+        first = self.there[0][-1][0]
+        self.assertEqual(storage.loadBefore(z64, self.there[1][0])[:2], (first[2], first[1]))
+        with self.assertRaises(POSKeyError):
+            storage.loadBefore(p64(99), p64(u64(last) + 1))
+        with self.assertRaises(POSKeyError):
+            storage.loadBefore(z64, self.there[0][0])
+        [*_, current] = told(Current(storage, last).iterator())
+        self.assertEqual(current[-1], self.there[-2][-1])
+
+    def test_it_is_none(self):
+        for data in b'', b'FS2', b'FS21', b'FS21' + bytes(300), b'\x7fELF' + self.good[4:]:
+            with self.assertRaisesRegex(ConfigurationError, 'does not begin as|has no transaction'):
+                self.salvaged(data)

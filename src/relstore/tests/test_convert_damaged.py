@@ -1,0 +1,169 @@
+"""zodbconvert --skip-damaged: what can be read is copied, and what cannot is named; and tids that do not rise."""
+import os
+import shutil
+from contextlib import closing
+from unittest import mock
+
+from persistent.mapping import PersistentMapping
+from ZODB.blob import Blob
+from ZODB.DB import DB
+from ZODB.FileStorage.FileStorage import FileIterator
+from ZODB.POSException import POSKeyError
+from ZODB.utils import p64, u64
+
+import relstore
+from relstore.cli import convert
+from relstore.converting.conversion import Conversion
+from relstore.converting.salvage import SalvagedFileStorage
+from relstore.errors import StorageError
+from relstore.tests.support.backends import SQLiteHistoryFree, SQLiteHistoryPreserving, cases
+from relstore.tests.support.converting import Convert
+from relstore.tests.support.layers import Processes
+
+
+class Damaged(Convert):
+    """A site with a folder of which one object is damaged in the file."""
+
+    def setUp(self):
+        super().setUp()
+        self.fill()
+        self.change('text', PersistentMapping(a=PersistentMapping(text='a' * 500), b=PersistentMapping(text='b' * 500)))
+        with closing(FileIterator(str(self.path))) as transactions:
+            for last in transactions:
+                oids = [record.oid for record in last if b'b' * 500 in (record.data or b'')]
+        [self.oid] = oids
+        data = self.path.read_bytes()
+        self.length_at = data.rindex(self.oid + last.tid) + 34
+        self.path.write_bytes(data[:self.length_at] + b'\xff' * 8 + data[self.length_at + 8:])
+        os.unlink(f'{self.path}.index')
+        self.destination = self.config(f'blob-dir {self.here}/cache')
+
+    def copied(self):
+        storage = self.open_storage(blob_dir=str(self.here / 'cache'))
+        self.addCleanup(storage.close)
+        return storage
+
+    def left_out(self, *argv):
+        """Return the lines that say what was left out, and all else that is printed."""
+        status, out, err = self.told(*argv)
+        self.assertEqual(status, convert.LEFT_OUT, err)
+        lines = err.splitlines()
+        for line in lines:
+            self.assertTrue(line.startswith('Left out: '), line)
+        self.assertEqual(len(lines), len(set(lines)))
+        return lines, out
+
+    def test_a_record(self):
+        status, _, err = self.told(self.path, self.destination)
+        self.assertEqual(status, 2)
+        self.assertRegex(err, r'is damaged at byte|cannot be read as a FileStorage')
+        [line], out = self.left_out(self.path, self.destination, '--skip-damaged', '--verify')
+        self.assertRegex(line, rf'Data\.fs: \d+ bytes from byte {self.length_at - 34} on\. There no record can be read')
+        self.assertIn(' are equal', out)
+        self.assertIn('1 piece of the source cannot be read and is not in the copy', out)
+        storage = self.copied()
+        with closing(DB(storage)) as db, db.transaction() as connection:
+            root = connection.root()
+            self.assertEqual(root['text']['a']['text'], 'a' * 500)
+            self.assertEqual((root['number'], root['blob'].open().read()[:0]), ('last', b''))
+            self.assertEqual(root['text']['b']._p_oid, self.oid)
+            with self.assertRaises(POSKeyError):
+                root['text']['b']._p_activate()
+
+    def test_it_goes_on(self):
+        """A second run finds nothing new; if it reads all, it names the same."""
+        first, _ = self.left_out(self.path, self.destination, '--skip-damaged')
+        again, out = self.left_out(self.path, self.destination, '--skip-damaged', '--verify')
+        self.assertEqual(first, again)
+        self.assertIn('There was nothing to copy', out)
+
+    def test_with_a_blob_that_is_gone(self):
+        shutil.rmtree(self.blobs)
+        os.mkdir(self.blobs)
+        lines, _ = self.left_out(self.path, self.destination, '--skip-damaged')
+        self.assertEqual(len([line for line in lines if 'has no data of the blob' in line]),
+                         2)
+        with closing(DB(self.copied())) as db, db.transaction() as connection:
+            blob = connection.root()['blob']
+            self.assertIsInstance(blob, Blob)
+            with self.assertRaises(POSKeyError):
+                blob.open()
+
+    def test_the_root_is_gone(self):
+        """Of a file with one transaction, say."""
+        with closing(FileIterator(str(self.path))) as transactions:
+            first = next(iter(transactions))
+        data = bytearray(self.path.read_bytes())
+        at = data.index(p64(0) + first.tid)
+        end = 4 + u64(bytes(data[12:20])) + 8
+        data[at + 34:at + 42] = b'\xff' * 8
+        self.path.write_bytes(data[:end])
+        [line], out = self.left_out(self.path, self.destination, '--skip-damaged')
+        self.assertIn('no record can be read', line)
+        self.assertIn('Nor does the copy have the root object', out)
+
+    def test_not_while_it_is_followed(self):
+        with mock.patch('sys.stderr'), self.assertRaises(SystemExit) as raised:
+            self.told(self.path, self.destination, '--skip-damaged', '--follow')
+        self.assertEqual(raised.exception.code, 2)
+
+
+class Falling(Convert):
+    """A Data.fs in which a transaction has a tid of the far future: the others come after it nevertheless."""
+    layer = Processes
+
+    def setUp(self):
+        super().setUp()
+        self.fill()
+        with closing(FileIterator(str(self.path))) as transactions:
+            self.tids = [each.tid for each in transactions]
+        data = self.path.read_bytes()
+        self.path.write_bytes(data.replace(self.tids[3], p64(u64(self.tids[-1]) + (1 << 36))))
+        os.unlink(f'{self.path}.index')
+        self.copy = f'sqlite://{self.here}/copy?blob-dir={self.here}/copied'
+
+    def copying(self, *options):
+        status, out, err = self.told(self.path, self.copy, *options)
+        self.assertEqual(status, 0, err)
+        return out
+
+    def test_it_is_equal(self):
+        out = self.copying('--verify')
+        self.assertRegex(out, r'and 2 blobs are equal')
+
+    def test_an_interrupted_copy_goes_on(self):
+        copy = Conversion.copy
+        for number in range(1, 5):
+            def stopped(conversion, progress, number=number):
+                def advance(*told):
+                    if conversion.copied.transactions == number:
+                        raise StorageError('The server has gone.')
+                copy(conversion, advance)
+
+            with mock.patch.object(Conversion, 'copy', stopped):
+                status, _, err = self.told(self.path, self.copy)
+                self.assertEqual((status, 'has gone' in err), (2, True), err)
+        out = self.copying('--verify')
+        self.assertRegex(out, rf'Copied: {len(self.tids) - 10} transactions')
+        self.assertRegex(out, rf'Compared: {len(self.tids)} transactions, .* and 2 blobs are equal')
+        storage = relstore.RelStore(relstore.SQLite(str(self.here / 'copy')), blob_dir=str(self.here / 'copied'))
+        self.assertEqual(self.root(storage), self.root(self.filestorage()))
+
+
+class Nothing(Convert):
+    layer = Processes
+
+    def test_nothing_can_be_read(self):
+        self.change('number', 1)
+        for wrong in b'FS21', b'FS21' + bytes(100):
+            self.path.write_bytes(wrong)
+            copy = f'file://{self.here}/copy.fs?blob-dir={self.here}/copied'
+            status, _, err = self.told(self.path, copy, '--skip-damaged')
+            self.assertEqual(status, 2)
+            self.assertIn('has no transaction that can be read', err.splitlines()[-1])
+        with self.assertRaises(FileNotFoundError):
+            SalvagedFileStorage(str(self.here / 'nothing.fs'), '', print)
+
+
+cases(globals(), Damaged, backends=(SQLiteHistoryPreserving, SQLiteHistoryFree))
+del Convert, Damaged
