@@ -13,27 +13,24 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
-from itertools import islice
 from typing import Any
 
 from persistent.TimeStamp import TimeStamp
-from transaction.interfaces import TransientError
 from ZODB.POSException import POSKeyError
 from ZODB.utils import maxtid, z64
 
 from relstore.cli import databases, places
-from relstore.cli.errors import INTERRUPTED, sentence
+from relstore.cli.errors import INTERRUPTED
 from relstore.cli.errors import run as run_tool
+from relstore.cli.following import Follower, Stopped
 from relstore.cli.logs import told_on_stderr
 from relstore.cli.progress import counted, duration, progress, size
+from relstore.cli.verifying import Places, verify
+from relstore.cli.workers import add_jobs
 from relstore.converting.conversion import Conversion
 from relstore.converting.filestorage import LiveFileStorage
-from relstore.errors import ConfigurationError, OutcomeUnknown
+from relstore.errors import ConfigurationError
 
-DIFFERENCES = 20        # that are told
-PAUSE_SECONDS = 1.0     # between two looks for what is new in the source
-MISSED_LOOKS = 5        # at a file that is not there; then it is an error
-TOLD_SECONDS = 10.0     # between two lines that tell how far behind a copy is
 LEFT_OUT = 3            # exit status if the copy lacks what is damaged in the source
 
 ZOPE_CONF = """\
@@ -43,10 +40,6 @@ A site uses it with these lines in its zope.conf, in place of its section <zodb_
 <zodb_db main>
   mount-point /
 {section}</zodb_db>"""
-
-
-class Stopped(Exception):
-    """By a signal, after a whole transaction."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -74,6 +67,7 @@ def add_arguments(parser: ArgumentParser) -> None:
                         'name each piece of it')
     parser.add_argument('--verify', action='store_true', help='compare all of both afterwards')
     parser.add_argument('--verify-only', action='store_true', help='compare, and copy nothing')
+    add_jobs(parser)
     parser.add_argument('--follow', action='store_true', help='go on copying what is committed, until it is told to '
                         'stop (SIGINT, SIGTERM)')
     parser.add_argument('--until-idle', metavar='SECONDS', type=float, help='with --follow: or until nothing was '
@@ -92,7 +86,7 @@ def run(args: Namespace) -> int:
     if args.skip_damaged and args.follow:
         args.refuse('--skip-damaged is for a source that nobody writes to, so it does not go with --follow.')
     with told_on_stderr(args.debug), _until_stopped() as stopped:
-        source, destination = _named(args)
+        source, destination = places.find_two(args.source, args.destination)
         if {os.path.realpath(path) for path in source.paths} & {os.path.realpath(path) for path in destination.paths}:
             raise ConfigurationError('The source and the destination are one file.')
         for shared in sorted(source.blob_directories & destination.blob_directories):
@@ -101,22 +95,10 @@ def run(args: Namespace) -> int:
         return _Command(args, source, destination, stopped).run()
 
 
-def _named(args: Namespace) -> tuple[databases.Named, databases.Named]:
-    if args.destination is not None:
-        return places.find_one(args.source), places.find_one(args.destination)
-    found = {named.name: named for named in places.find(args.source)}
-    if not found.keys() >= {'source', 'destination'}:
-        raise ConfigurationError(f'{args.source} names no two storages `source` and `destination`: name the '
-                                 'destination on the command line.')
-    return found['source'], found['destination']
-
-
 class _Command:
 
     def __init__(self, args: Namespace, source: databases.Named, destination: databases.Named, stopped: list[int]):
         self._args, self._source, self._destination, self._stopped = args, source, destination, stopped
-        self._states: list[object] = []     # of the files of FileStorages in the source, when they were looked at last
-        self._missed = 0        # how often since then one of them was not there
         self._left_out: LeftOut | None = LeftOut() if args.skip_damaged else None
 
     def run(self) -> int:
@@ -130,8 +112,7 @@ class _Command:
             writing = not (args.dry_run or args.verify_only)
             opened = stack.enter_context(self._destination.open(reading=not writing, making=writing))
             _see_that_they_differ(source, opened)
-            self._conversion = conversion = Conversion(source.storage, opened.storage, opened.relstore, args.at,
-                                                       self._left_out)
+            conversion = self._converted(source, opened)
             if args.clear:
                 if not conversion.has_something:
                     raise ConfigurationError('There is nothing to copy, so nothing was emptied.')
@@ -143,14 +124,15 @@ class _Command:
                 try:
                     self._copy(conversion, source.storage)
                     if args.follow:
-                        self._follow(opened)
+                        conversion = Follower(self._source, lambda: self._converted(self._open_source(), opened),
+                                              conversion, self._stopped).follow(args.until_idle)
                 except Stopped:
                     print('Stopped. The same command goes on from here.')
                     return 0 if args.follow else INTERRUPTED
-                self._summary(self._conversion)
+                self._summary(conversion)
             status = 0
             if args.verify or args.verify_only:
-                status = self._compare(self._conversion)
+                status = self._verify(conversion)
             if writing and not status and opened.relstore is not None:
                 self._tell_how_to_use_it()
             if self._left_out is not None and self._left_out.count:
@@ -158,6 +140,9 @@ class _Command:
                 self._tell_if_there_is_no_root(opened)
                 return status or LEFT_OUT
             return status
+
+    def _converted(self, source: databases.Opened, opened: databases.Opened) -> Conversion:
+        return Conversion(source.storage, opened.storage, opened.relstore, self._args.at, self._left_out)
 
     def _open_source(self) -> databases.Opened:
         self._reading.close()
@@ -186,51 +171,6 @@ class _Command:
 
             conversion.copy(advance)
 
-    def _follow(self, opened: databases.Opened) -> None:
-        """Copy what comes: Stopped by a signal, or return when nothing has come for as long as was said."""
-        print('All is copied. Following.', flush=True)
-        new = told = time.monotonic()
-        lost = ''       # how a connection was
-        while self._args.until_idle is None or time.monotonic() - new < self._args.until_idle:
-            if self._stopped:
-                raise Stopped
-            time.sleep(PAUSE_SECONDS)
-            before = self._conversion.copied.transactions
-            try:
-                if not self._look_again(opened):
-                    continue
-                self._copy(self._conversion, None)
-            except (TransientError, OutcomeUnknown) as error:
-                # Whether the source is idle is not known then, nor whether a file was read to its end.
-                new, self._states = time.monotonic(), []
-                if str(error) != lost:
-                    lost = str(error)
-                    print(f'{sentence(error)} Trying again.', file=sys.stderr, flush=True)
-                continue
-            lost = ''
-            now, count = time.monotonic(), self._conversion.copied.transactions
-            if count > before:
-                new = now
-            if now - told > TOLD_SECONDS:
-                told = now
-                print(f'{counted(count, "transaction")} copied; the newest is of '
-                      f'{_time(opened.storage.lastTransaction())}.', flush=True)
-
-    def _look_again(self, opened: databases.Opened) -> bool:
-        """Whether there may be something new. A FileStorage is as it was when it was opened, so it is opened again."""
-        if self._source.paths:
-            states = [_state(path) for path in self._source.paths]
-            if None in states and self._missed < MISSED_LOOKS:
-                self._missed += 1
-                return False
-            if states == self._states:
-                return False
-            self._states, self._missed = states, 0
-            copied = self._conversion.copied
-            self._conversion = Conversion(self._open_source().storage, opened.storage, opened.relstore)
-            self._conversion.copied = copied
-        return True
-
     def _tell_what_would_be_copied(self, transactions: Iterable[Any]) -> int:
         count = records = bytes_ = 0
         first = last = b''
@@ -248,27 +188,16 @@ class _Command:
               + (f', from {_time(first)} to {_time(last)}.' if count else '.'))
         return 0
 
-    def _compare(self, conversion: Conversion) -> int:
-        done, began = 0, time.monotonic()
-        with progress(self._args.debug, in_bytes=True) as tell:
-            def advance(records: int, size: int) -> None:
-                nonlocal done
-                done += size
+    def _verify(self, conversion: Conversion) -> int:
+        args = self._args
+        jobs = args.jobs if self._source.is_shared and self._destination.is_shared else 1
+        with progress(args.debug, in_bytes=True) as tell:
+            def advance(done: int) -> None:
                 tell('comparing', done, conversion.copied.size or None)
                 if self._stopped:
                     raise KeyboardInterrupt
 
-            comparison, found = conversion.differences(advance)
-            differences = list(islice(found, DIFFERENCES + 1))
-        for difference in differences[:DIFFERENCES]:
-            print(difference)
-        if differences:
-            print('The copy differs' + (f'; more than these {DIFFERENCES} differences are not told.'
-                                        if len(differences) > DIFFERENCES else '.'))
-            return 1
-        print(f'Compared: {counted(comparison.transactions, "transaction")}, {counted(comparison.records, "record")} '
-              f'and {counted(comparison.blobs, "blob")} are equal, in {duration(time.monotonic() - began)}.')
-        return 0
+            return verify(conversion, Places(args.source, args.destination, args.at, args.skip_damaged), jobs, advance)
 
     def _tell_if_there_is_no_root(self, opened: databases.Opened) -> None:
         try:
@@ -317,15 +246,6 @@ def _see_that_they_differ(source: databases.Opened, destination: databases.Opene
         if len(names) == 1 and None not in names:
             raise ConfigurationError(f'{_told(source)} and {_told(destination)} are one database, or one is a copy of '
                                      'the other that the database made.')
-
-
-def _state(path: str) -> object:
-    """Return what changes with a file. None: it is not there, for a moment where a pack puts another into its place."""
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _told(opened: databases.Opened) -> str:

@@ -48,6 +48,9 @@ SCHEMA = """
 
 BLOB_LAYOUT = '.layout'     # the file that ZODB keeps in each directory of blobs
 
+# Sections of storages that hold something in memory.
+IN_MEMORY = ZODB.config.MappingStorage, ZODB.config.DemoStorage
+
 Section = TypeVar('Section', bound=BaseConfig)
 
 _ZOPES = re.compile(r'^\s*<zodb_db\b', re.MULTILINE | re.IGNORECASE)
@@ -81,6 +84,11 @@ class Named:
         return {os.path.realpath(section.config.blob_dir) for section in _all_sections(self.factory)
                 if getattr(section.config, 'blob_dir', None)
                 and (not isinstance(section, StorageSection) or section.config.shared_blob_dir)}
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes that open it have the same in it."""
+        return not any(isinstance(section, IN_MEMORY) for section in _all_sections(self.factory))
 
     @property
     def is_made(self) -> bool:

@@ -65,6 +65,17 @@ def find_one(where: str) -> databases.Named:
     return found[0]
 
 
+def find_two(source: str, destination: str | None) -> tuple[databases.Named, databases.Named]:
+    """Return the two storages that are meant; if `destination` is None, a file names both."""
+    if destination is not None:
+        return find_one(source), find_one(destination)
+    found = {named.name: named for named in find(source)}
+    if not found.keys() >= {'source', 'destination'}:
+        raise ConfigurationError(f'{source} names no two storages `source` and `destination`: name the '
+                                 'destination on the command line.')
+    return found['source'], found['destination']
+
+
 def section(url: str, secret: bool = False) -> str:
     """Return the section of a configuration file for a URL. ConfigurationError: it cannot be understood.
 

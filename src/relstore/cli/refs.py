@@ -1,40 +1,24 @@
 """`relstore refs`: find out references ahead of a pack, compare those that are known, or tell who refers to one."""
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
-from itertools import islice
-
-from ZODB.POSException import POSError
+from contextlib import ExitStack
 
 from relstore.adapters.rights import PACK
 from relstore.cli import databases, places
 from relstore.cli.progress import counted, progress
-from relstore.errors import Unavailable
+from relstore.cli.workers import add_jobs, in_processes
 from relstore.packing.checks import RANGE, TOLD, Found, Survey
 from relstore.storage import RelStore
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument('config', metavar='CONFIG', help=places.HELP)
-    parser.add_argument('--jobs', type=_jobs, default=min(os.cpu_count() or 1, 4), metavar='N',
-                        help='processes that work at a time (default: %(default)s)')
+    add_jobs(parser)
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument('--check', action='store_true', help='compare the references that are known with the records')
     mode.add_argument('--to', type=_oid, metavar='OID', help='tell which objects refer to this one, as in 0x1a2b')
-
-
-def _jobs(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 64:
-        raise ArgumentTypeError(f'{text!r} is no number from 1 to 64')
-    return int(text)
 
 
 def _oid(text: str) -> int:
@@ -105,41 +89,7 @@ def _parts(args: Namespace, number: int, storage: RelStore) -> Iterator[Found]:
         for after, upto in survey.ranges():
             yield look(after, upto)
         return
-    with ExitStack() as stack:
-        # Not forked: threads of this process may hold locks, and nothing of this process is needed.
-        pool = stack.enter_context(ProcessPoolExecutor(
-            args.jobs, multiprocessing.get_context('spawn'), _begin, (args.config, number, args.check)))
-        stack.callback(pool.shutdown, cancel_futures=True)
-        ranges = survey.ranges()
-        waiting: set[Future[Found | str]] = set()
-        try:
-            while True:
-                with _nobody_interrupts():
-                    waiting |= {pool.submit(_work, *some) for some in islice(ranges, 2 * args.jobs - len(waiting))}
-                if not waiting:
-                    return
-                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                    waiting.remove(future)
-                    yield _result(future)
-        except BrokenProcessPool as e:
-            raise Unavailable('One of the processes has died; what was found out is kept. Start it again.') from e
-
-
-@contextmanager
-def _nobody_interrupts() -> Iterator[None]:
-    """Start processes that ignore Ctrl-C: it interrupts this one, which ends the others."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _result(future: Future[Found | str]) -> Found:
-    found = future.result()
-    if isinstance(found, str):
-        raise Unavailable(found)
-    return found
+    yield from in_processes(args.jobs, _begin, (args.config, number, args.check), _work, survey.ranges())
 
 
 # What follows runs in a process of its own.
@@ -150,26 +100,11 @@ _look: Callable[[int, int], Found]
 
 def _begin(config: str, number: int, check: bool) -> None:
     global _look
-    threading.Thread(target=_end_with_the_first, daemon=True).start()
     opened = _opened.enter_context(places.find(config)[number].open())
     assert opened.relstore is not None
     survey = Survey(opened.relstore.database)
     _look = survey.compare if check else survey.fill
 
 
-def _end_with_the_first() -> None:
-    """End with the first process: if that is killed, nothing else ends this one."""
-    first = multiprocessing.parent_process()
-    assert first is not None
-    first.join()
-    os._exit(1)
-
-
-def _work(after: int, upto: int) -> Found | str:
-    """Return the result, or the text of an error: not every exception can be sent to another process."""
-    try:
-        return _look(after, upto)
-    except POSError as e:
-        return str(e)
-
-
+def _work(after: int, upto: int) -> Found:
+    return _look(after, upto)

@@ -50,21 +50,24 @@ class Comparison:
     """The source and its copy, as they are now.
 
     history: whether the copy keeps that: the metadata of transactions, and the ends of objects.
-    damaged: whether blobs of which the source has damaged data may be missing in the copy.
+    left_out: is told each blob of which the source has damaged data: it may be missing in the copy. By default that is
+    an error.
     """
 
-    def __init__(self, source: Any, copy: Any, history: bool = True, damaged: bool = False):
+    def __init__(self, source: Any, copy: Any, history: bool = True, left_out: Callable[[str], None] | None = None):
         self._source, self._copy, self._history = source, copy, history
-        self._blobs, self._damaged = IBlobStorage.providedBy(source), damaged
+        self._blobs, self._left_out = IBlobStorage.providedBy(source), left_out
         self.transactions = self.records = self.blobs = 0
 
-    def differences(self, advance: Advance = lambda records, size: None) -> Iterator[str]:
+    def differences(self, advance: Advance = lambda records, size: None, start: bytes | None = None,
+                    stop: bytes | None = None) -> Iterator[str]:
         """Yield what differs, a sentence each, in the order of transactions.
 
         After a transaction that only one of them has the others cannot be told apart, so that is the last.
         advance: called after each transaction with its number of records and their bytes.
+        start, stop: the first and the last tid that are compared.
         """
-        with _iterated(self._source) as theirs, _iterated(self._copy) as ours:
+        with _iterated(self._source, start, stop) as theirs, _iterated(self._copy, start, stop) as ours:
             for original, copied in zip_longest(self._contents(theirs), self._contents(ours)):
                 if original is None or copied is None or original.tid != copied.tid:
                     yield _only(original, copied)
@@ -100,9 +103,10 @@ class Comparison:
     def _blob(self, where: str, oid: bytes, original_tid: bytes, tid: bytes) -> Iterator[str]:
         try:
             theirs = _digest_of(lambda: self._source.openCommittedBlobFile(oid, original_tid))
-        except DamagedBlob:
-            if not self._damaged:
+        except DamagedBlob as error:
+            if self._left_out is None:
                 raise
+            self._left_out(str(error))
             theirs = None
         ours = _digest_of(lambda: self._copy.openCommittedBlobFile(oid, tid))
         self.blobs += theirs is not None
@@ -110,8 +114,8 @@ class Comparison:
             yield f'{where}: the blob {oid_repr(oid)} has {"no" if ours is None else "other"} data in the copy.'
 
 
-def _iterated(storage: Any) -> AbstractContextManager[Any]:
-    transactions = storage.iterator()
+def _iterated(storage: Any, start: bytes | None, stop: bytes | None) -> AbstractContextManager[Any]:
+    transactions = storage.iterator(start, stop)
     return closing(transactions) if hasattr(transactions, 'close') else nullcontext(transactions)
 
 

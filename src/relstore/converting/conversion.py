@@ -11,13 +11,16 @@ from ZODB.interfaces import IStorageRestoreable
 from ZODB.utils import u64
 
 from relstore import copying
-from relstore.converting.compare import Advance, Comparison
+from relstore.converting.compare import Comparison
 from relstore.converting.current import Current, Until
 from relstore.converting.salvage import Tell
 from relstore.errors import ConfigurationError
 from relstore.storage import RelStore
 
 NO_TID = bytes(8)
+
+# Transactions of the first ranges that are compared apart; after so many ranges they are twice as large, and so on.
+RANGE_TRANSACTIONS, RANGES_OF_A_SIZE, RANGE_DOUBLINGS = 16, 32, 6
 
 
 @dataclass
@@ -64,6 +67,11 @@ class Conversion:
         return Until(self._source, at) if self._keeps_history else Current(self._source, at)
 
     @property
+    def last_of_source(self) -> bytes:
+        """The tid of the newest transaction of the source."""
+        return bytes(self._source.lastTransaction())
+
+    @property
     def has_something(self) -> bool:
         """Whether there is something to copy into an empty destination."""
         with copying.iterated(self.source) as transactions:
@@ -102,12 +110,36 @@ class Conversion:
         last = self.destination.lastTransaction()
         yield from self.source.iterator((u64(last) + 1).to_bytes(8, 'big') if u64(last) else None)
 
-    def differences(self, advance: Advance) -> tuple[Comparison, Iterator[str]]:
-        """Return a comparison of all that is in both, and what it finds."""
+    def comparison(self) -> Comparison:
+        """Return a comparison of all that is in both."""
         # A commit to a copy that is in use already is no difference.
         copy = Until(self.destination, self._at or self._source.lastTransaction())
-        comparison = Comparison(self.source, copy, self._keeps_history, damaged=self._left_out is not None)
-        return comparison, comparison.differences(advance)
+        return Comparison(self.source, copy, self._keeps_history, self._left_out)
+
+    def leave_out(self, what: str) -> None:
+        """Tell what another process has found to be damaged."""
+        if self._left_out is not None:
+            self._left_out(what)
+
+    def ranges(self) -> Iterator[tuple[bytes | None, bytes]]:
+        """Yield (start, stop): ranges of tids that can be compared one by one, and hold all of the source.
+
+        They have few transactions at first, so that a small source is shared, too.
+        """
+        start, count, size, tid = None, 0, 0, self._at or self.last_of_source
+        last = tid
+        with copying.iterated(self.source) as transactions:
+            for transaction in transactions:
+                if size == RANGE_TRANSACTIONS << min(count // RANGES_OF_A_SIZE, RANGE_DOUBLINGS):
+                    yield start, tid
+                    start, count, size = (u64(tid) + 1).to_bytes(8, 'big'), count + 1, 0
+                size, tid = size + 1, transaction.tid
+        yield start, last
+
+    @property
+    def is_divisible(self) -> bool:
+        """Whether ranges can be compared apart: what is in them stays, and each can be found without those before."""
+        return _keeps_history(self._source) and getattr(self._source, 'rises', True)
 
 
 def _keeps_history(storage: Any) -> bool:

@@ -88,13 +88,17 @@ class LiveFileStorage(BlobsBeside, FileStorage):
         """Return the last tid. Where tids do not rise, that of just after the one before it, and so on."""
         return self._scan().risen
 
+    @property
+    def rises(self) -> bool:
+        """Whether all tids do, so that one can be found without reading what is before it."""
+        return not self._scan().risen_ones
+
     def iterator(self, start: bytes | None = None, stop: bytes | None = None) -> Iterator[Any]:
         """Return the transactions from `start` to `stop`; StorageError: the file is damaged.
 
         Where tids do not rise, each is told as lastTransaction() does. Those of records stay as they are.
         """
-        scan = self._scan()
-        if scan.risen_ones:
+        if not self.rises:
             return between(self._transactions(BEGIN), start, stop)
         position = BEGIN if start is None else self._transactions(BEGIN).first_from(start)
         return self._transactions(position, stop)

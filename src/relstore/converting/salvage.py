@@ -65,6 +65,8 @@ class SalvagedFileStorage(BlobsBeside):
             self.close()
             raise
 
+    rises = False       # as far as known
+
     def getName(self) -> str:
         return self._path
 

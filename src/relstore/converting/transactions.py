@@ -222,5 +222,5 @@ def check_end(path: str, descriptor: int, end: int) -> None:
 
 
 def damaged(path: str, pos: int, what: str) -> StorageError:
-    return StorageError(f'{path} is damaged at byte {pos}: {what}. With --skip-damaged all else is copied, and each piece '
-                        'that is left out is named.')
+    return StorageError(f'{path} is damaged at byte {pos}: {what}. With --skip-damaged all else is copied, and each '
+                        'piece that is left out is named.')

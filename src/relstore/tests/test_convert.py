@@ -7,14 +7,12 @@ import time
 from contextlib import closing
 from unittest import mock
 
-from ZODB.FileStorage import FileStorage
 from ZODB.POSException import POSKeyError
-from ZODB.utils import p64, u64, z64
+from ZODB.utils import p64, z64
 
 import relstore
 from relstore.cli import convert, places
 from relstore.converting.conversion import Conversion
-from relstore.converting.filestorage import LiveFileStorage
 from relstore.errors import StorageError
 from relstore.tests.support.backends import cases
 from relstore.tests.support.commands import BACKENDS, environment
@@ -164,93 +162,6 @@ def look(self):         # called for each record, and between vote and finish
 Guard.look = look
 sys.exit(convert.main(sys.argv[2:]))
 """
-
-
-class Verifying(Convert):
-    """Differences that a copy may have."""
-    layer = Processes
-
-    def setUp(self):
-        super().setUp()
-        self.fill()
-        self.copy = f'file://{self.here}/copy.fs?blob-dir={self.here}/copy.blobs'
-        self.works(self.path, self.copy)
-
-    def told_differences(self):
-        status, out, err = self.told('--verify-only', self.path, self.copy)
-        self.assertEqual((status, err), (1, ''))
-        *lines, last = out.splitlines()
-        self.assertTrue(last.startswith('The copy differs'))
-        return lines
-
-    def last(self):
-        with closing(self.filestorage('copy')) as storage:
-            return u64(storage.lastTransaction())
-
-    def test_equal(self):
-        self.assertIn(' are equal', self.works('--verify-only', self.path, self.copy))
-
-    def test_a_byte_of_a_record(self):
-        data = bytearray((self.here / 'copy.fs').read_bytes())
-        place = data.rindex(b'last')
-        data[place] ^= 1
-        (self.here / 'copy.fs').write_bytes(data)
-        [line] = self.told_differences()
-        self.assertRegex(line, r'^Transaction 0x\w+: object 0x00 has other bytes than in the source.$')
-
-    def test_the_user(self):
-        data = (self.here / 'copy.fs').read_bytes()
-        (self.here / 'copy.fs').write_bytes(data.replace('me \xfc'.encode(), 'mo \xfc'.encode(), 1))
-        [line] = self.told_differences()
-        self.assertRegex(line, r"^Transaction 0x\w+: its user is b' mo .*', and was b' me .*'.$")
-
-    def test_blobs(self):
-        """One is shorter, one of the same length has other bytes, and one is gone."""
-        self.change('more', b'third')
-        self.works(self.path, self.copy)
-        files = sorted((self.here / 'copy.blobs').rglob('*.blob'), key=lambda path: path.stat().st_size)
-        for path in files:
-            path.chmod(0o600)
-        files[-1].write_bytes(files[-1].read_bytes()[:-1])
-        files[0].write_bytes(b'smalL')
-        files[1].unlink()
-        lines = self.told_differences()
-        told = [line.partition('blob ')[2].partition(' has ')[2] for line in sorted(lines)]
-        self.assertEqual(sorted(told), ['no data in the copy.', 'other data in the copy.', 'other data in the copy.'])
-
-    def test_the_status_and_what_extends_a_transaction(self):
-        data = bytearray((self.here / 'copy.fs').read_bytes())
-        data[4 + 16] = ord('p')
-        data[data.rindex(b'extended')] ^= 1
-        (self.here / 'copy.fs').write_bytes(data)
-        first, second = self.told_differences()
-        self.assertIn(": its status is 'p', and was ' '.", first)
-        self.assertIn(': its extension_bytes is ', second)
-
-    def test_a_transaction_is_missing(self):
-        self.change('number', 'new')
-        [line] = self.told_differences()
-        self.assertIn(' was not copied', line)
-
-    def test_a_transaction_too_many(self):
-        os.rename(self.path, self.here / 'old.fs')
-        with closing(FileStorage(str(self.path), blob_dir=str(self.blobs))) as site, \
-                closing(LiveFileStorage(str(self.here / 'old.fs'), str(self.blobs))) as old:
-            for number, each in enumerate(old.iterator()):
-                if number == 3:
-                    continue
-                site.tpc_begin(each, each.tid, each.status)
-                for record in each:
-                    site.restore(record.oid, each.tid, record.data, '', None, each)
-                site.tpc_vote(each)
-                site.tpc_finish(each)
-        [line] = self.told_differences()
-        self.assertRegex(line, r'^Transaction 0x\w+ is not in the source')
-
-    def test_what_is_newer_in_the_copy_is_no_difference(self):
-        """It is in use already."""
-        self.change('number', 'in use', self.filestorage('copy'))
-        self.assertIn(' are equal', self.works('--verify-only', self.path, self.copy))
 
 
 class Refusing(Convert):

@@ -17,7 +17,7 @@ from ZODB.tests.hexstorage import HexStorage
 from ZODB.utils import p64
 
 import relstore
-from relstore.cli import convert
+from relstore.cli import convert, following
 from relstore.converting.conversion import Conversion
 from relstore.converting.filestorage import LiveFileStorage
 from relstore.errors import OutcomeUnknown, Unavailable
@@ -27,6 +27,10 @@ from relstore.tests.support.converting import Convert
 from relstore.tests.support.layers import Processes
 
 SECONDS = 60
+
+
+def tid(year, month, day):
+    return TimeStamp(year, month, day, 0, 0, 0).raw()
 
 
 class Times(Convert):
@@ -94,12 +98,50 @@ class Lost(Convert):
                 self.change('number', 1)
 
         copied = f'file://{self.here}/copy.fs?blob-dir={self.here}/copy.blobs'
-        with mock.patch.object(Conversion, 'copy', failing), mock.patch.object(convert, 'PAUSE_SECONDS', 0.2):
+        with mock.patch.object(Conversion, 'copy', failing), mock.patch.object(following, 'PAUSE_SECONDS', 0.2):
             status, out, err = self.told(self.path, copied, '--follow', '--until-idle', '0.1')
         self.assertEqual(status, 0, out)
         self.assertEqual(err, 'The server ended. Trying again.\nThe server is down. Trying again.\n')
         self.assertEqual(len(calls), 5)
         self.assertEqual(self.differences(self.here / 'copy.fs', self.here / 'copy.blobs'), [])
+
+
+    def test_it_is_idle_when_nothing_comes(self):
+        """Not when so much time has passed."""
+        self.change('number', 0)
+        calls = []
+
+        def copying(conversion, progress):
+            calls.append(time.monotonic())
+            conversion.copied.transactions += len(calls) < 8
+
+        copied = f'file://{self.here}/copy.fs?blob-dir={self.here}/copy.blobs'
+        with mock.patch.object(Conversion, 'copy', copying), mock.patch.object(following, 'PAUSE_SECONDS', 0.1), \
+                mock.patch.object(following.Follower, '_look_again', lambda self: True):
+            self.works(self.path, copied, '--follow', '--until-idle', '0.4')
+        self.assertGreater(len(calls), 8)
+        self.assertGreater(calls[-1] - calls[6], 0.2)
+        self.assertLess(len(calls), 8 + 6)
+
+    def test_how_far_behind_it_is(self):
+        """While it copies, and when it has all."""
+        self.change('number', 0)
+        copy = Conversion.copy
+
+        def late(conversion, progress):
+            if conversion.copied.transactions == 2:
+                for number in range(1, 3):
+                    self.change('number', number)
+            copy(conversion, progress)
+
+        copied = f'file://{self.here}/copy.fs?blob-dir={self.here}/copy.blobs'
+        with mock.patch.object(Conversion, 'copy', late), \
+                mock.patch.multiple(following, PAUSE_SECONDS=0.1, TOLD_SECONDS=-1):
+            out = self.works(self.path, copied, '--follow', '--until-idle', '0.5')
+        time = r'\d{4}-\d\d-\d\d \d\d:\d\d:\d\d'
+        self.assertRegex(out, rf'(?m)^3 transactions copied, up to {time}: .* behind the source\.$')
+        self.assertRegex(out, r'(?m)^4 transactions copied, up to .*: level with the source\.$')
+        self.assertEqual(following.behind(tid(2026, 1, 1), tid(2026, 1, 2)), '24 h 0 min behind the source')
 
 
 class Resuming(Convert):

@@ -246,8 +246,8 @@ class Killed(SQLiteHistoryPreserving, Refs):
         self.forget()
         with mock.patch('relstore.cli.refs._work', dies):
             status, _, err = self.told('--jobs', '2', self.config())
-        self.assertEqual((status, err), (2, 'relstore: One of the processes has died; what was found out is kept. '
-                                            'Start it again.\n'))
+        self.assertEqual((status, err), (2, 'relstore: One of the processes has died. '
+                                            'Start the command again.\n'))
 
 
 def dies(after, upto):

@@ -1,0 +1,166 @@
+"""zodbconvert --verify: differences that a copy may have, found by one process, and by several."""
+import os
+from contextlib import closing
+from unittest import mock
+
+from ZODB.FileStorage import FileStorage
+from ZODB.utils import u64
+
+from relstore.cli import verifying
+from relstore.cli.workers import in_processes
+from relstore.converting import conversion
+from relstore.converting.conversion import Conversion
+from relstore.converting.filestorage import LiveFileStorage
+from relstore.tests.support.converting import Convert
+from relstore.tests.support.layers import Processes
+
+SECONDS = 60
+
+
+class Verifying(Convert):
+    """Differences that a copy may have."""
+    layer = Processes
+    options = '--jobs', '1'
+
+    def setUp(self):
+        super().setUp()
+        self.fill()
+        self.copy = f'file://{self.here}/copy.fs?blob-dir={self.here}/copy.blobs'
+        self.works(self.path, self.copy)
+
+    def told_differences(self):
+        status, out, err = self.told('--verify-only', *self.options, self.path, self.copy)
+        self.assertEqual((status, err), (1, ''))
+        *lines, last = out.splitlines()
+        self.assertTrue(last.startswith('The copy differs'))
+        return lines
+
+    def last(self):
+        with closing(self.filestorage('copy')) as storage:
+            return u64(storage.lastTransaction())
+
+    def test_equal(self):
+        self.assertIn('Compared: 12 transactions, 37 records and 2 blobs are equal',
+                      self.works('--verify-only', *self.options, self.path, self.copy))
+
+    def test_no_more_differences_than_are_told(self):
+        data = (self.here / 'copy.fs').read_bytes()
+        (self.here / 'copy.fs').write_bytes(data.replace(b'PersistentMapping', b'PersistentMappinG'))
+        lines = self.told_differences()
+        self.assertEqual(len(lines), verifying.DIFFERENCES)
+        tids = [line.split()[1] for line in lines]
+        self.assertEqual(tids, sorted(tids))
+
+    def test_a_byte_of_a_record(self):
+        data = bytearray((self.here / 'copy.fs').read_bytes())
+        place = data.rindex(b'last')
+        data[place] ^= 1
+        (self.here / 'copy.fs').write_bytes(data)
+        [line] = self.told_differences()
+        self.assertRegex(line, r'^Transaction 0x\w+: object 0x00 has other bytes than in the source.$')
+
+    def test_the_user(self):
+        data = (self.here / 'copy.fs').read_bytes()
+        (self.here / 'copy.fs').write_bytes(data.replace('me \xfc'.encode(), 'mo \xfc'.encode(), 1))
+        [line] = self.told_differences()
+        self.assertRegex(line, r"^Transaction 0x\w+: its user is b' mo .*', and was b' me .*'.$")
+
+    def test_blobs(self):
+        """One is shorter, one of the same length has other bytes, and one is gone."""
+        self.change('more', b'third')
+        self.works(self.path, self.copy)
+        files = sorted((self.here / 'copy.blobs').rglob('*.blob'), key=lambda path: path.stat().st_size)
+        for path in files:
+            path.chmod(0o600)
+        files[-1].write_bytes(files[-1].read_bytes()[:-1])
+        files[0].write_bytes(b'smalL')
+        files[1].unlink()
+        lines = self.told_differences()
+        told = [line.partition('blob ')[2].partition(' has ')[2] for line in sorted(lines)]
+        self.assertEqual(sorted(told), ['no data in the copy.', 'other data in the copy.', 'other data in the copy.'])
+
+    def test_the_status_and_what_extends_a_transaction(self):
+        data = bytearray((self.here / 'copy.fs').read_bytes())
+        data[4 + 16] = ord('p')
+        data[data.rindex(b'extended')] ^= 1
+        (self.here / 'copy.fs').write_bytes(data)
+        first, second = self.told_differences()
+        self.assertIn(": its status is 'p', and was ' '.", first)
+        self.assertIn(': its extension_bytes is ', second)
+
+    def test_a_transaction_is_missing(self):
+        self.change('number', 'new')
+        [line] = self.told_differences()
+        self.assertIn(' was not copied', line)
+
+    def test_a_transaction_too_many(self):
+        os.rename(self.path, self.here / 'old.fs')
+        with closing(FileStorage(str(self.path), blob_dir=str(self.blobs))) as site, \
+                closing(LiveFileStorage(str(self.here / 'old.fs'), str(self.blobs))) as old:
+            for number, each in enumerate(old.iterator()):
+                if number == 3:
+                    continue
+                site.tpc_begin(each, each.tid, each.status)
+                for record in each:
+                    site.restore(record.oid, each.tid, record.data, '', None, each)
+                site.tpc_vote(each)
+                site.tpc_finish(each)
+        [line] = self.told_differences()
+        self.assertRegex(line, r'^Transaction 0x\w+ is not in the source')
+
+    def test_what_is_newer_in_the_copy_is_no_difference(self):
+        """It is in use already."""
+        self.change('number', 'in use', self.filestorage('copy'))
+        self.assertIn(' are equal', self.works('--verify-only', *self.options, self.path, self.copy))
+
+
+class VerifyingApart(Verifying):
+    """The same, each transaction by itself, by two processes."""
+    options = '--jobs', '2'
+
+    def setUp(self):
+        super().setUp()
+        for where, name, value in (verifying, 'WORTH_BYTES', 0), (conversion, 'RANGE_TRANSACTIONS', 1):
+            patched = mock.patch.object(where, name, value)
+            patched.start()
+            self.addCleanup(patched.stop)
+        self.begun = mock.patch.object(verifying, 'in_processes', side_effect=in_processes)
+        self.in_processes = self.begun.start()
+        self.addCleanup(self.begun.stop)
+
+    def tearDown(self):
+        self.assertTrue(self.in_processes.called)
+        super().tearDown()
+
+
+class Ranges(Convert):
+    layer = Processes
+
+    def test_they_hold_all_of_it_once(self):
+        self.fill()
+        source = self.source()
+        tids = [each.tid for each in source.iterator()]
+        copy = self.filestorage('copy')
+        self.addCleanup(copy.close)
+        for size in range(1, len(tids) + 2):
+            with mock.patch.multiple(conversion, RANGE_TRANSACTIONS=size, RANGES_OF_A_SIZE=2, RANGE_DOUBLINGS=1):
+                ranges = list(Conversion(source, copy).ranges())
+            found = [[each.tid for each in source.iterator(*some)] for some in ranges]
+            self.assertEqual(sum(found, []), tids)
+            counts = [len(each) for each in found]
+            self.assertEqual(counts[:-1], ([size] * 2 + [2 * size] * len(tids))[:len(counts) - 1])
+            self.assertEqual((ranges[0][0], ranges[-1][1]), (None, tids[-1]))
+            self.assertEqual([u64(start) for start, _ in ranges[1:]], [u64(stop) + 1 for _, stop in ranges[:-1]])
+
+    def test_what_is_compared_by_one_process(self):
+        """What is in memory no other process sees; and of what keeps no history each range may be another state."""
+        self.change('number', 1)
+        memory = self.write('map.conf', '<demostorage>', '<filestorage>', f'path {self.path}', f'blob-dir {self.blobs}',
+                            '</filestorage>', '</demostorage>')
+        free = f'sqlite://{self.here}/free?keep-history=false&blob-dir={self.here}/cache'
+        copy = f'sqlite://{self.here}/copy?blob-dir={self.here}/copied'
+        self.works(self.path, free)
+        with mock.patch.object(verifying, 'WORTH_BYTES', 0), mock.patch.object(verifying, 'in_processes') as apart:
+            for source in memory, free:
+                self.assertIn('are equal', self.works(source, copy, '--verify', '--clear', '--yes', '--jobs', '2'))
+            self.assertFalse(apart.called)
