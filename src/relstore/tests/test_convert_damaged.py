@@ -1,15 +1,18 @@
 """zodbconvert --skip-damaged: what can be read is copied, and what cannot is named; and tids that do not rise."""
 import os
+import pickle
 import shutil
+import zlib
 from contextlib import closing
 from unittest import mock
 
 from persistent.mapping import PersistentMapping
 from ZODB.blob import Blob
+from ZODB.Connection import TransactionMetaData
 from ZODB.DB import DB
 from ZODB.FileStorage.FileStorage import FileIterator
 from ZODB.POSException import POSKeyError
-from ZODB.utils import p64, u64
+from ZODB.utils import maxtid, p64, u64, z64
 
 import relstore
 from relstore.cli import convert
@@ -17,6 +20,7 @@ from relstore.converting.conversion import Conversion
 from relstore.converting.salvage import SalvagedFileStorage
 from relstore.errors import StorageError
 from relstore.tests.support.backends import SQLiteHistoryFree, SQLiteHistoryPreserving, cases
+from relstore.tests.support.commands import BACKENDS
 from relstore.tests.support.converting import Convert
 from relstore.tests.support.layers import Processes
 
@@ -150,6 +154,44 @@ class Falling(Convert):
         self.assertEqual(self.root(storage), self.root(self.filestorage()))
 
 
+class Odd(Convert):
+    """Records that a ZODB of long ago wrote, or nobody can read, are copied as they are."""
+
+    def records(self):
+        """Yield (name, record): references of all forms, classes that are not there, and no pickles at all."""
+        oid, older = p64(1), b'U\x08' + p64(1)     # a str of Python 2
+        thing = b'\x80\x02cgone.module\nThing\nq\x01.'
+        for name, pid in (('pair', (oid, None)), ('oid', oid), ('weak', ['w', (oid,)]), ('weaker', [oid]),
+                          ('other', ['m', ('db', oid, None)]), ('others', ['n', ('db', oid)]),
+                          ('class', (oid, 'gone.module'))):
+            yield name, thing + pickle.dumps(pid, 2)[:-1] + b'Q.'
+        yield 'older', thing + b'\x80\x02' + older + b'Q.'
+        yield 'pair of a class', b'\x80\x02(cgone\nThing\nNt.' + b'\x80\x02}.'
+        yield 'instance', b'(cgone\nThing\n(tt.}.'
+        yield 'text', b'no pickle'
+        yield 'cut', (thing + b'\x80\x02}.')[:-9]
+        yield 'zeros', bytes(5000)
+        yield 'compressed', b'.z' + zlib.compress(thing * 100)
+
+    def test_they_are_as_they_were(self):
+        self.change('number', 1)
+        odd = {p64(100 + number): record for number, (_, record) in enumerate(self.records())}
+        with closing(self.filestorage()) as storage:
+            meta = TransactionMetaData()
+            storage.tpc_begin(meta)
+            for oid, record in odd.items():
+                storage.store(oid, z64, record, '', meta)
+            storage.tpc_vote(meta)
+            storage.tpc_finish(meta)
+        destination = self.config(f'blob-dir {self.here}/cache')
+        self.assertIn('are equal', self.works(self.path, destination, '--verify'))
+        with closing(self.open_storage(blob_dir=str(self.here / 'cache'))) as storage:
+            found = {oid: storage.loadBefore(oid, maxtid)[0] for oid in odd}
+        self.assertEqual(found, odd)
+        back = f'file://{self.here}/back.fs?blob-dir={self.here}/back.blobs'
+        self.assertIn('are equal', self.works(destination, back, '--verify'))
+
+
 class Nothing(Convert):
     layer = Processes
 
@@ -165,5 +207,6 @@ class Nothing(Convert):
             SalvagedFileStorage(str(self.here / 'nothing.fs'), '', print)
 
 
+cases(globals(), Odd, backends=BACKENDS)
 cases(globals(), Damaged, backends=(SQLiteHistoryPreserving, SQLiteHistoryFree))
-del Convert, Damaged
+del Convert, Damaged, Odd
