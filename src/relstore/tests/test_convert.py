@@ -7,12 +7,15 @@ import time
 from contextlib import closing
 from unittest import mock
 
-from ZODB.POSException import POSKeyError
+from ZODB.Connection import TransactionMetaData
+from ZODB.POSException import POSKeyError, ReadOnlyError
 from ZODB.utils import p64, z64
 
 import relstore
+from relstore import copying
 from relstore.cli import convert, places
 from relstore.converting.conversion import Conversion
+from relstore.converting.filestorage import LiveFileStorage
 from relstore.errors import StorageError
 from relstore.tests.support.backends import cases
 from relstore.tests.support.commands import BACKENDS, environment
@@ -41,11 +44,33 @@ class ThereAndBack(Convert):
         self.assertEqual(self.root(storage), self.root(self.filestorage()))
         if self.keep_history:
             self.assertEqual(self.differences(self.opened()), [])
+            self.assertEqual(self.data_tids(self.opened()), self.data_tids(self.source()))
+            self.assertTrue(self.data_tids(self.source()))
         out = self.works(self.destination, f'file://{self.here}/back.fs?blob-dir={self.here}/back.blobs', '--verify')
         self.assertIn(' are equal', out)
         self.assertEqual(self.root(self.filestorage('back')), self.root(self.filestorage()))
         if self.keep_history:
             self.assertEqual(self.differences(self.here / 'back.fs', self.here / 'back.blobs'), [])
+
+    def data_tids(self, storage):
+        """Return of each undone record which one it repeats."""
+        with closing(storage.iterator()) as transactions:
+            return [(record.oid, record.tid, record.data_txn) for each in transactions for record in each
+                    if record.data_txn is not None]
+
+    def test_what_was_not_kept_out_is_told(self):
+        """A pack that may have run is told in the end, though all else went well."""
+        with mock.patch.object(copying.Guard, 'prove', side_effect=StorageError('It was packed.')) as prove:
+            self.assertIn('It was packed.', self.refused(self.path, self.destination))
+        prove.assert_called_once_with()
+
+    def test_a_source_is_only_read(self):
+        for named, storage in (self.path, LiveFileStorage), (self.destination, relstore.RelStore):
+            self.works(self.path, self.destination)
+            with places.find_one(str(named)).open(reading=True) as opened:
+                self.assertIsInstance(opened.storage, storage)
+                with self.assertRaises(ReadOnlyError):
+                    opened.storage.tpc_begin(TransactionMetaData())
 
     def test_without_history_what_is_current(self):
         if self.keep_history:
