@@ -28,8 +28,8 @@ from relstore.cli.progress import counted, duration, progress, size
 from relstore.cli.verifying import Places, verify
 from relstore.cli.workers import add_jobs
 from relstore.converting.conversion import Conversion
-from relstore.converting.filestorage import LiveFileStorage
 from relstore.errors import ConfigurationError
+from relstore.storage import RelStore
 
 LEFT_OUT = 3            # exit status if the copy lacks what is damaged in the source
 
@@ -122,7 +122,7 @@ class _Command:
                 return self._tell_what_would_be_copied(conversion.to_copy())
             if not args.verify_only:
                 try:
-                    self._copy(conversion, source.storage)
+                    self._copy(conversion, source.relstore)
                     if args.follow:
                         conversion = Follower(self._source, lambda: self._converted(self._open_source(), opened),
                                               conversion, self._stopped).follow(args.until_idle)
@@ -157,9 +157,9 @@ class _Command:
         storage.zap_all()
         print(f'Emptied: {_told(opened)}')
 
-    def _copy(self, conversion: Conversion, source: Any) -> None:
+    def _copy(self, conversion: Conversion, source: RelStore | None) -> None:
         """Copy what is there; Stopped after the transaction in which a signal came."""
-        total = source.getSize() if isinstance(source, LiveFileStorage) else None
+        total = conversion.size_left(source)
         done = 0
         with progress(self._args.debug, in_bytes=True) as tell:
             def advance(tid: bytes, records: int, size: int) -> None:

@@ -71,6 +71,17 @@ class Conversion:
         """The tid of the newest transaction of the source."""
         return bytes(self._source.lastTransaction())
 
+    def size_left(self, relstore: RelStore | None) -> int:
+        """Return about how many bytes of records the source has that the destination has not.
+
+        relstore: the storage of relstore's in the source, if there is one. Of others only the size of all is known.
+        """
+        if relstore is None:
+            return int(self._source.getSize())
+        sql, last = relstore.database.adapter.sql, u64(self.destination.lastTransaction())
+        [[size]] = relstore.database.pool.attempt(lambda session: session.all(sql.states_size, (last,)))
+        return int(size)
+
     @property
     def has_something(self) -> bool:
         """Whether there is something to copy into an empty destination."""

@@ -64,6 +64,25 @@ class ThereAndBack(Convert):
             self.assertIn('It was packed.', self.refused(self.path, self.destination))
         prove.assert_called_once_with()
 
+    def test_how_much_there_is_to_copy(self):
+        """From a database exactly what is copied, whatever else is in it."""
+        self.works(self.path, self.destination)
+        totals, copied = [], []
+
+        def progress(self, what, done, total):
+            totals.append(total)
+            copied.append(done)
+
+        with mock.patch('relstore.cli.progress.Lines.__call__', progress):
+            self.works(self.destination, f'file://{self.here}/back.fs?blob-dir={self.here}/back.blobs')
+        self.assertEqual(set(totals), {copied[-1]})
+        self.change('number', 'more')
+        self.works(self.path, self.destination)
+        totals.clear()
+        with mock.patch('relstore.cli.progress.Lines.__call__', progress):
+            self.works(self.destination, f'file://{self.here}/back.fs?blob-dir={self.here}/back.blobs')
+        self.assertEqual(set(totals), {copied[-1]})
+
     def test_a_source_is_only_read(self):
         for named, storage in (self.path, LiveFileStorage), (self.destination, relstore.RelStore):
             self.works(self.path, self.destination)

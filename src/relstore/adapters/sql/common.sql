@@ -502,6 +502,10 @@ FROM {revisions} g {then} {relstore_blob} r ON r.zoid = g.zoid AND r.tid <= g.ti
 SELECT count(*), CAST(coalesce(sum(r.size), 0) AS {integer})
 FROM {revisions} g {then} {relstore_blob} r ON r.zoid = g.zoid AND r.tid = g.tid
 
+-- How many bytes the revisions after a transaction have. It reads all of them, but not their states.
+-- name: states_size (tid)
+SELECT CAST(coalesce(sum(s.state_size), 0) AS {integer}) FROM {object_state} s WHERE s.tid > $tid
+
 -- The last of the next so many objects.
 -- name: objects_end (oid, limit)
 SELECT max(zoid) FROM (SELECT zoid FROM {current} WHERE zoid > $oid ORDER BY zoid {limit}) c
