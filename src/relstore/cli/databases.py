@@ -174,13 +174,22 @@ def foreign(name: str) -> Iterator[None]:
 
 
 class _Plain:
-    """Stands for a ZODB.DB around storages that wrap records: with registerDB each learns how the others do it."""
+    """Stands for a ZODB.DB. It has no cache, so there is nothing to invalidate when ZEO tells of a commit.
+
+    Storages that wrap records learn with registerDB how the others do it.
+    """
 
     def transform_record_data(self, data: bytes) -> bytes:
         return data
 
     def untransform_record_data(self, data: bytes) -> bytes:
         return data
+
+    def invalidate(self, tid: bytes, oids: object) -> None:
+        """ZEO's client fails, and does not see the commit, without this method."""
+
+    def invalidateCache(self) -> None:
+        """ZEO's client calls this when it was disconnected for long."""
 
 
 class _Loader(ZConfig.loader.ConfigLoader):

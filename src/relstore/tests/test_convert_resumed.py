@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from unittest import mock
 
 import transaction
+import ZEO
 from persistent.mapping import PersistentMapping
 from persistent.TimeStamp import TimeStamp
 from ZODB.DB import DB
@@ -320,6 +321,20 @@ class Following(Convert):
                     connection.root()['number'] = number
                 self.until_copied(number)
                 db.pack()
+
+    def test_behind_zeo(self):
+        self.change('number', 0)
+        server, stop = ZEO.server(str(self.path), blob_dir=str(self.blobs))
+        self.addCleanup(stop)
+        where = f'zeo://127.0.0.1:{server[1]}/1?blob-dir={self.blobs}&shared-blob-dir=true'
+        copy = f'file://{self.here}/copy.fs?blob-dir={self.here}/copy.blobs'
+        site = ZEO.client(server, blob_dir=str(self.blobs), shared_blob_dir=True)
+        with closing(DB(site)) as db, self.follower(where, copy, '--until-idle', '4') as process:
+            for number in range(1, 3):
+                with db.transaction() as connection:
+                    connection.root()['number'] = number
+                self.until_copied(number)
+            self.assertEqual(process.wait(SECONDS), 0)
 
     def test_a_file(self):
         self.change('number', 0)

@@ -3,7 +3,9 @@
 RelStorage runs in a process of its own, with the Python of RELSTORE_TEST_RELSTORAGE or else that of the benchmarks,
 which `make .venv-bench/made` makes.
 """
+import contextlib
 import hashlib
+import io
 import os
 import tempfile
 import time
@@ -13,6 +15,8 @@ from unittest import TestCase
 from unittest.mock import patch
 
 import relstore
+from relstore.cli import convert
+from relstore.cli.main import main
 from relstore.packing import pack
 from relstore.tests.support.backends import Psycopg2HistoryFree, Psycopg2HistoryPreserving, cases
 from relstore.tests.support.blob_commits import commit_blobs, pieces
@@ -146,5 +150,56 @@ class Blobs(Together):
         self.assertEqual(self.orphans(), 0)
 
 
-cases(globals(), Packed, Blobs, backends=(Psycopg2HistoryPreserving, Psycopg2HistoryFree))
-del Together, Packed, Blobs
+class Converted(Together):
+    """RelStorage's database is copied while RelStorage writes to it; and a copy for RelStorage is made."""
+
+    def convert(self, *arguments: object) -> str:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            self.assertEqual(convert.main([str(argument) for argument in arguments]), 0, out.getvalue())
+        return out.getvalue()
+
+    def section(self, name: str, dsn: str) -> str:
+        return (f'<relstorage {name}>\n  keep-history {str(self.keep_history).lower()}\n  blob-dir {self.here}/{name}\n'
+                f'  <postgresql>\n    dsn {dsn}\n  </postgresql>\n</relstorage>\n')
+
+    def test_there_and_back(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.here = Path(directory.name)
+        writer = self.peer(blob_dir=str(self.here / 'cache'), shared_blob_dir=False)
+        writer.ask('create')
+        writer.ask('store_blob', name='blob', size=100_000)
+        server, name = self.layer.server, f'back_{"hp" if self.keep_history else "hf"}'
+        back = server.create_database(name)
+        self.addCleanup(server.drop_database, name)
+        there = f'file://{self.here}/Data.fs?blob-dir={self.here}/blobs'
+        source, both = self.here / 'source.conf', self.here / 'both.conf'
+        source.write_text('%import relstorage\n' + self.section('', self._where))
+        both.write_text(f'%import relstorage\n<filestorage source>\n  path {self.here}/Data.fs\n'
+                        f'  blob-dir {self.here}/blobs\n</filestorage>\n{self.section("destination", back)}')
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.assertEqual(main(['adopt', str(source)]), 0)
+        writer.tell('write', seconds=3)
+        out = self.convert('--follow', '--until-idle', 3, source, there)
+        self.assertGreater(writer.answer()['commits'], 10)
+        self.assertIn('Copied: ', out)
+        if self.keep_history:
+            self.assertIn('are equal', self.convert('--verify-only', source, there))
+        self.assertIn('and 1 blob are equal', self.convert('--verify', both))
+        source.write_text('%import relstorage\n' + self.section('destination', back))
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.assertEqual(main(['writers', str(source), 'any']), 0)
+        reader = Peer()
+        self.addCleanup(reader.end)
+        reader.ask('open', where={'dsn': back}, keep_history=self.keep_history, blob_dir=str(self.here / 'other'),
+                   shared_blob_dir=False)
+        self.assertEqual(reader.ask('numbers'), writer.ask('numbers'))
+        self.assertEqual(reader.ask('blob', name='blob'), writer.ask('blob', name='blob'))
+        if self.keep_history:
+            self.assertEqual(reader.ask('walk'), writer.ask('walk'))
+        self.assertGreater(reader.ask('write', seconds=0.5)['commits'], 5)
+
+
+cases(globals(), Packed, Blobs, Converted, backends=(Psycopg2HistoryPreserving, Psycopg2HistoryFree))
+del Together, Packed, Blobs, Converted
