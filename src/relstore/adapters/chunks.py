@@ -75,6 +75,13 @@ class Chunks:
         """Return what is recorded of a revision's blob, wherever its data is; None: nothing."""
         return recorded(session.one(self._adapter.sql.blob_record, (oid, tid)) or (None, None))
 
+    def sizes(self, session: Session, oid: int, limit: int) -> dict[tuple[int, int], int]:
+        """Return what is recorded of the sizes of an object's blobs, and of those of the next objects, by (oid, tid).
+
+        That are so many revisions, in the order of oids, or all there are.
+        """
+        return {(oid, tid): size for oid, tid, size in session.all(self._adapter.sql.blob_sizes, (oid, limit))}
+
     def add_record(self, session: Session, oid: int, tid: int, record: Record) -> None:
         """Record what the data of a revision is, where nobody has. Nothing happens where that is gone by now."""
         with self._adapter.writing(session):

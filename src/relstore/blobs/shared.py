@@ -35,6 +35,8 @@ log = logging.getLogger('relstore')
 
 # Files that are looked up at a time.
 LOOKED_UP = 1000
+# Blobs of which the size is asked for at a time.
+ASKED_TOGETHER = 200
 # Blobs of which a process keeps in mind how large they are.
 REMEMBERED = 100_000
 # Seconds after which what a process has left that was killed is removed.
@@ -95,23 +97,28 @@ class BlobsInDirectory(BlobsAtAPlace):
     def _size(self, read: Read, oid: int, tid: int) -> int | None:
         """Return how many bytes were committed, None where nobody has recorded that.
 
-        A revision never changes, so it is asked for once by each process; and each time compared with the file, whose
-        size the system tells with whether it is there.
+        A revision never changes, so it is asked for once by each process; and with it the next ones, because blobs that
+        came together are often read together. It is compared with the file each time, whose size the system tells with
+        whether it is there.
         """
-        try:
-            return self._sizes[oid, tid]
-        except KeyError:
-            record = read(oid, self._adapter.chunks.record, oid, tid)
-        size = None if record is None else record.size
-        self.remember({oid: size}, tid)
-        return size
+        revision = oid, tid
+        if revision not in self._sizes:
+            chunks = self._adapter.chunks
+            found: dict[tuple[int, int], int | None] = read(oid, chunks.sizes, oid, ASKED_TOGETHER)
+            if revision not in found:
+                record = None
+                if len(found) == ASKED_TOGETHER and max(found)[0] == oid:       # it has more revisions than that
+                    record = read(oid, chunks.record, oid, tid)
+                found[revision] = None if record is None else record.size
+            self.remember(found)
+            return found[revision]
+        return self._sizes[revision]
 
-    def remember(self, sizes: Mapping[int, int | None], tid: int) -> None:
-        """Keep what is known of a transaction's blobs, by oid."""
+    def remember(self, sizes: Mapping[tuple[int, int], int | None]) -> None:
+        """Keep what is known of blobs, by (oid, tid)."""
         if len(self._sizes) > REMEMBERED:
             self._sizes.clear()
-        for oid, size in sizes.items():
-            self._sizes[oid, tid] = size
+        self._sizes.update(sizes)
 
     def forget(self) -> None:
         super().forget()
@@ -256,7 +263,7 @@ class PendingInDirectory(Files):
             self._staged = {}
 
     def committed(self, tid: int) -> None:
-        self._remember({oid: record.size for oid, record in self.records.items()}, tid)
+        self._remember({(oid, tid): record.size for oid, record in self.records.items()})
 
     def close(self) -> None:
         self._directory.discard(self._staged)

@@ -17,6 +17,7 @@ from ZODB.utils import p64, u64
 
 from relstore.adapters.chunks import Record
 from relstore.adapters.mysql_messages import LIST
+from relstore.blobs import shared
 from relstore.errors import ConfigurationError, DamagedBlob, Deadlock
 from relstore.tests.support.backends import cases
 from relstore.tests.support.blob_site import LARGE, BlobSite
@@ -401,9 +402,7 @@ class InDirectory(Suite):
 
     def damage(self, oid, data):
         [(_, tid)] = [revision for revision in self.records() if revision[0] == oid]
-        path = self.storage.fshelper.getBlobFilename(oid, tid)
-        os.chmod(path, 0o600)
-        Path(path).write_bytes(data)
+        self.damage_file((oid, tid), data)
 
     def lose(self, revision):
         os.unlink(self.storage.fshelper.getBlobFilename(*revision))
@@ -421,6 +420,40 @@ class InDirectory(Suite):
                     self.assertRaises(DamagedBlob):
                 known.loadBlob(*revision)
             self.damage(revision[0], LARGE)
+
+    def test_asked_together(self):
+        """And with it how large those are that come after it."""
+        sizes = {self.put(LARGE[:number], f'blob {number}'): number for number in range(20)}
+        with mock.patch.object(shared, 'ASKED_TOGETHER', 8):
+            storage = self.opened()
+            chunks = storage.database.adapter.chunks
+            with mock.patch.object(chunks, 'sizes', side_effect=chunks.sizes) as sizes_, \
+                    mock.patch.object(chunks, 'record', side_effect=AssertionError):
+                for revision in sorted(sizes):
+                    self.assertEqual(os.stat(storage.loadBlob(*revision)).st_size, sizes[revision])
+            self.assertEqual(sizes_.call_count, 3)
+
+    def test_a_blob_with_many_revisions(self):
+        """And one of which nothing is recorded: it is served as it is."""
+        revisions = [self.put(LARGE[:number]) for number in range(7)]
+        other = self.put(b'other', 'other')
+        self.change('DELETE FROM relstore_blob WHERE zoid = ?', u64(other[0]))
+        self.damage_file(other, b'longer than that')
+        for together in 1, 3, 7, 8, 100:
+            with mock.patch.object(shared, 'ASKED_TOGETHER', together):
+                storage = self.opened()
+                for number, revision in enumerate(revisions):
+                    self.assertEqual(os.stat(storage.loadBlob(*revision)).st_size, number)
+                self.assertEqual(os.stat(storage.loadBlob(*other)).st_size, 16)
+                self.damage_file(revisions[6], b'short')
+                with self.assertRaises(DamagedBlob):
+                    self.opened().loadBlob(*revisions[6])
+                self.damage_file(revisions[6], LARGE[:6])
+
+    def damage_file(self, revision, data):
+        path = self.storage.fshelper.getBlobFilename(*revision)
+        os.chmod(path, 0o600)
+        Path(path).write_bytes(data)
 
     def test_an_older_view(self):
         """Without history its revision is not the recorded one any more; its file is there until a pack."""

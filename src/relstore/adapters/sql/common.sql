@@ -191,6 +191,10 @@ SELECT sum(length(chunk)) FROM {blob_chunk} WHERE zoid = $oid AND tid = $tid
 -- name: blob_record (oid, tid)
 SELECT size, digest FROM {relstore_blob} WHERE zoid = $oid AND tid = $tid
 
+-- Likewise the sizes, of an object's revisions and of those of the objects after it.
+-- name: blob_sizes (oid, limit)
+SELECT s.zoid, s.tid, s.size FROM {relstore_blob} s WHERE s.zoid >= $oid ORDER BY {by_revision} {limit}
+
 -- Of data that was found without a record. Not where the revision is gone, or somebody else was quicker.
 -- name: add_record (size, digest, oid, tid)
 {insert_new} INTO {relstore_blob} (zoid, tid, size, digest)
