@@ -141,7 +141,7 @@ class Session:
     @property
     def in_transaction(self) -> bool:
         """As far as the driver knows: the server is not asked."""
-        return self._driver.in_transaction(self._connection)
+        return self._do(self._driver.in_transaction, self._connection)
 
     @property
     def binds(self) -> bool:
@@ -164,7 +164,7 @@ class Session:
 
     def rollback(self) -> None:
         """Roll back the transaction, if one is open."""
-        if not self.broken and self.in_transaction:
+        if not self.broken and self._do(self._driver.in_transaction, self._connection):
             self.run('ROLLBACK')
 
     def retire(self) -> None:

@@ -17,7 +17,7 @@ from ZODB.utils import maxtid, p64, u64, z64
 
 import relstore
 from relstore.errors import StorageError, Unavailable
-from relstore.sessions.session import Session
+from relstore.tests.support import sent
 from relstore.tests.support.backends import (
     HISTORY_FREE,
     HISTORY_PRESERVING,
@@ -247,31 +247,25 @@ class Prefetch(Suite):
     @contextmanager
     def messages(self):
         """Yield a list that grows by what is sent to the database."""
-        sent = []
-
-        def act(session, *arguments):
-            sent.append(arguments)
-            return real(session, *arguments)
-
-        real = Session._do
-        with mock.patch.object(Session, '_do', act):
-            yield sent
+        messages = []
+        with sent.told(lambda text, arguments: messages.append(arguments)):
+            yield messages
 
     @staticmethod
-    def statements(sent):
+    def statements(messages):
         """Those of what was asked of a driver that have a text."""
-        return [arguments for arguments in sent if any(isinstance(argument, str) for argument in arguments)]
+        return [arguments for arguments in messages if any(isinstance(argument, str) for argument in arguments)]
 
     def test_one_statement(self):
-        with self.messages() as sent:
+        with self.messages() as messages:
             self.view.prefetch([*self.oids, p64(99)])
-            self.assertEqual(len(self.statements(sent)), 1, sent)
+            self.assertEqual(len(self.statements(messages)), 1, messages)
             for oid in self.oids:
                 self.assertEqual(self.view.load(oid)[0], state(u64(oid)))
-            self.assertEqual(len(self.statements(sent)), 1, sent)
+            self.assertEqual(len(self.statements(messages)), 1, messages)
             self.view.prefetch(self.oids)
             self.view.prefetch([])
-            self.assertEqual(len(self.statements(sent)), 1, sent)
+            self.assertEqual(len(self.statements(messages)), 1, messages)
 
     def test_what_the_view_sees(self):
         other = self.storage.new_instance()

@@ -16,7 +16,7 @@ from ZODB.utils import u64, z64
 
 from relstore.errors import ConfigurationError, Disconnected, OutcomeUnknown, Unavailable
 from relstore.packing import sweep
-from relstore.sessions.session import Session
+from relstore.tests.support import sent
 from relstore.tests.support.backends import THOROUGH, cases
 from relstore.tests.support.objects import Client, reachable
 from relstore.tests.support.packing import BACKENDS, DURABLE, REFUSED, Cluster, Suite, before, calls, timestamp
@@ -134,14 +134,13 @@ class Killed(Suite):
 
     def _pack_until(self, step: int) -> None:
         storage = self.open_storage()
-        messages, do = itertools.count(1), Session._do
+        messages = itertools.count(1)
 
-        def send(session, act, *arguments):
+        def send(text, arguments):
             if next(messages) == step:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return do(session, act, *arguments)
 
-        with patch.object(Session, '_do', send):
+        with sent.told(send):
             storage.pack(None)
         os._exit(0)
 
@@ -212,16 +211,13 @@ class ServerKilled(Suite):
         self, linked: Cluster, control: Cluster, kept: bytes, pack_time: float | None, tell: Callable[[str], None]
     ) -> None:
         """Pack in two phases, and link a cluster between them. Tell each message of the packs before it is sent."""
-        do = Session._do
+        def send(text, arguments):
+            tell(text)
 
-        def send(session, act, *arguments):
-            tell(next((argument for argument in arguments if isinstance(argument, str)), act.__name__))
-            return do(session, act, *arguments)
-
-        with patch.object(Session, '_do', send):
+        with sent.told(send):
             self.pack(pack_time=pack_time, prepack_only=True)
         self.client().link(linked.holder, linked.one)
-        with patch.object(Session, '_do', send):
+        with sent.told(send):
             self.assertEqual(self.pack(skip_prepack=True).spared, 2)
 
     def test_server_is_killed_while_others_commit(self):

@@ -12,7 +12,7 @@ from ZODB.utils import z64
 
 from relstore import marks
 from relstore.packing import links, pack
-from relstore.sessions.session import Session
+from relstore.tests.support import sent
 from relstore.tests.support.backends import THOROUGH, SQLiteBackend, cases
 from relstore.tests.support.commits import transaction_of
 from relstore.tests.support.objects import Client, linked
@@ -178,16 +178,15 @@ class Relinked(Suite):
     def test_commits_ask_nothing_more(self):
         """As long as they meet no mark; and one that was taken off is taken off once, where others change it again."""
         [cluster] = self.clusters(1)
-        client, counts, do = self.client(), [], Session._do
+        client, counts = self.client(), []
 
-        def send(session, act, *arguments):
+        def send(text, arguments):
             counts[-1] += 1
-            return do(session, act, *arguments)
 
         def count(*changes):
             counts.append(0)
             client.begin()
-            with patch.object(Session, '_do', send):
+            with sent.told(send):
                 client.finish(client.vote(*changes))
 
         count((z64, record(cluster.holder)))
@@ -523,18 +522,13 @@ class Memory(Suite):
         counts = []
         for changes in ([(other.holder, record(another)), (another, record())],
                         [(cluster.holder, record(new, *many[::2])), (new, record(*many[1::2]))]):
-            sent, do = [], Session._do
-
-            def send(session, act, *arguments, sent=sent, do=do):
-                sent.append(arguments)
-                return do(session, act, *arguments)
-
+            messages = []
             client.begin()
-            with patch.object(Session, '_do', send):
+            with sent.told(lambda text, arguments, messages=messages: messages.append(text)):
                 began = time.monotonic()
                 client.finish(client.vote(*changes))
                 seconds = time.monotonic() - began
-            counts.append(len(sent))
+            counts.append(len(messages))
         self.assertLessEqual(counts[1] - counts[0], 3)
         self.assertLess(seconds, 5)
 

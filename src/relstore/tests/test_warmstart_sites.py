@@ -6,6 +6,7 @@ import tempfile
 import threading
 import unittest
 import weakref
+from contextlib import ExitStack
 from pathlib import Path
 from unittest import mock
 
@@ -14,7 +15,7 @@ from ZODB.utils import p64, u64, z64
 
 import relstore
 from relstore.caching.warmstart import WarmStart
-from relstore.sessions.session import Session
+from relstore.tests.support import sent
 from relstore.tests.support.backends import (
     MySQLdbHistoryFree,
     MySQLdbHistoryPreserving,
@@ -43,14 +44,12 @@ class Suite(unittest.TestCase):
         commit(self.other, *((oid, z64, state(u64(oid))) for oid in self.oids))
         self.sent = 0
 
-        def act(session, work, *arguments):
+        def count(text, arguments):
             self.sent += any(isinstance(argument, str) for argument in arguments)
-            return real(session, work, *arguments)
 
-        real = Session._do
-        counting = mock.patch.object(Session, '_do', act)
-        counting.start()
-        self.addCleanup(counting.stop)
+        counting = ExitStack()
+        self.addCleanup(counting.close)
+        counting.enter_context(sent.told(count))
 
     def site(self, wait=True, **options):
         storage = self.open_storage(cache_local_dir=str(self.directory), **options)
