@@ -40,6 +40,8 @@ SUFFIX = '.blob'
 NAME = '.relstore-count'
 # Seconds after which whoever waits for the lock does without: somebody was stopped while he had it.
 PATIENCE = 10.0
+# Seconds between two tries to get the lock: it is mostly had for a fifth of a millisecond.
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.0001, 0.002
 # Seconds for which a system may keep data in memory before it writes it to the disk, by far.
 UNWRITTEN = 600
 
@@ -88,6 +90,8 @@ class Clock:
         """
         if size > self._limit:
             return None
+        # Before the lock, for it takes longer than all that is done under it. Nothing is counted of an empty one.
+        os.makedirs(os.path.dirname(self.path(oid, tid)), exist_ok=True)
         try:
             with self._locked() as count:
                 return self._put(count, source, oid, tid, size)
@@ -108,8 +112,11 @@ class Clock:
         if not self._make_room(count, size):
             return None
         count.save_without(number)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        os.replace(source, path)
+        try:
+            os.replace(source, path)
+        except FileNotFoundError:       # somebody has removed the directory just now
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.replace(source, path)
         count.set(number, count.bytes(number) + size, self._time(number))
         return path
 
@@ -271,7 +278,7 @@ class _Count:
 
 
 def _take(lock: int, directory: str) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline, pause = time.monotonic() + PATIENCE, SHORTEST_PAUSE
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -283,7 +290,8 @@ def _take(lock: int, directory: str) -> None:
         except OSError as e:        # NFS knows them for files alone, and for what is opened to write
             raise ConfigurationError(f'The blob cache {directory} is on a file system without the locks that it needs '
                                      f'({e.strerror}): it has to be a local one.') from e
-        time.sleep(0.001)
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
 
 
 @cache
