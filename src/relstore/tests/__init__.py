@@ -1,0 +1,4 @@
+"""Tests, and what they share: see docs/internals/testing.md."""
+from relstore.tests.support import times
+
+times.begin()
