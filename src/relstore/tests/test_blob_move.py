@@ -20,7 +20,7 @@ from relstore.blobs import move
 from relstore.blobs.directory import SharedDirectory
 from relstore.blobs.places import InDatabase, InDirectory
 from relstore.errors import ConfigurationError, LockTimeout
-from relstore.tests.support.backends import cases
+from relstore.tests.support.backends import EITHER_MODE, OTHER_MODE, cases
 from relstore.tests.support.blob_site import LARGE, BlobSite
 
 
@@ -456,5 +456,6 @@ class ToStore(BlobSite):
         self.opened().close()
 
 
-cases(globals(), FromDatabase, FromDirectory, ToStore)
+cases(globals(), FromDatabase, FromDirectory)
+cases(globals(), ToStore, backends=EITHER_MODE, thorough=OTHER_MODE)
 del Suite, FromDatabase, FromDirectory, ToStore

@@ -20,7 +20,7 @@ from ZODB.utils import p64, u64
 
 from relstore.blobs import base
 from relstore.errors import ConfigurationError, Deadlock, OutcomeUnknown
-from relstore.tests.support.backends import cases
+from relstore.tests.support.backends import EITHER_MODE, OTHER_MODE, cases
 from relstore.tests.support.blob_site import LARGE, BlobSite
 from relstore.tests.support.stored_blobs import StoredBlobs
 
@@ -523,5 +523,6 @@ class InStore(StoredBlobs, Suite):
     """In an object storage."""
 
 
-cases(globals(), InDatabase, InDirectory, InStore)
+cases(globals(), InDatabase, InDirectory)
+cases(globals(), InStore, backends=EITHER_MODE, thorough=OTHER_MODE)
 del Suite, InDatabase, InDirectory, InStore

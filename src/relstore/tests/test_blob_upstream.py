@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ZODB.tests.testblob import storage_reusable_suite
 
-from relstore.tests.support.backends import SQLiteBackend, cases
+from relstore.tests.support.backends import EITHER_MODE, OTHER_MODE, SQLiteBackend, cases
 from relstore.tests.support.stored_blobs import ObjectStorage
 
 
@@ -82,5 +82,6 @@ class InStore(ObjectStorage, InDatabase):
         self.new_bucket()
 
 
-cases(globals(), InDatabase, InDirectory, InStore)
+cases(globals(), InDatabase, InDirectory)
+cases(globals(), InStore, backends=EITHER_MODE, thorough=OTHER_MODE)
 del Suite, InDatabase, InDirectory, InStore

@@ -352,6 +352,11 @@ HISTORY_PRESERVING = (SQLiteHistoryPreserving, Psycopg2HistoryPreserving, Psycop
 HISTORY_FREE = (SQLiteHistoryFree, Psycopg2HistoryFree, Psycopg3HistoryFree, *MYSQL[1::2])
 
 
+# One mode of each database, for what hardly depends on the database, and takes long for another reason.
+EITHER_MODE = (SQLiteHistoryPreserving, Psycopg3HistoryFree, MYSQL[0])
+OTHER_MODE = tuple(backend for backend in HISTORY_PRESERVING + HISTORY_FREE if backend not in EITHER_MODE)
+
+
 def cases(namespace: dict, *suites: type, backends: Iterable[type] = HISTORY_PRESERVING + HISTORY_FREE,
           thorough: Iterable[type] = (), each_driver: bool = False) -> list[type]:
     """Add to a module's `namespace` one test case for each suite on each backend; return them.
