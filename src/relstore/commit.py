@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from ZODB.interfaces import IStorageTransactionMetaData
-from ZODB.POSException import ConflictError, ReadConflictError, UndoError
+from ZODB.POSException import ReadConflictError, UndoError
 from ZODB.utils import p64
 
 from relstore.adapters.base import LARGEST, MAX_TID
@@ -21,21 +21,17 @@ from relstore.errors import (
     Deadlock,
     Disconnected,
     LockTimeout,
-    OutcomeUnknown,
     OutOfLocks,
     StorageError,
     Unavailable,
 )
+from relstore.outcome import outcome
 from relstore.packing.links import Links
 from relstore.resolving import class_of, explained, resolve_conflicts
 from relstore.sessions.session import Session
 from relstore.spool import Spool
 from relstore.undo import Undo
 
-# How long to go on asking for the outcome of a commit while no server can be reached.
-OUTCOME_PATIENCE_SECONDS = 60.0
-# Without history, a vote checks by so many objects that what was read is still there.
-PROBES = 5
 # How far a transaction has got, and what is wrong with calling anything else now.
 OPEN = 'it has not voted: tpc_vote comes before tpc_finish'
 FAILED = 'its vote has failed, and nothing but tpc_abort can follow'
@@ -107,11 +103,8 @@ class Transaction:
     def vote(self) -> list[int]:
         """Lock, compare, resolve conflicts, and do all that can fail. Return the oids of the resolved ones."""
         self.phase = FAILED     # until it succeeds
-        database, spool, metadata = self._database, self._spool, self.metadata
-        user, description = metadata.user, metadata.description
-        if not (isinstance(user, bytes) and isinstance(description, bytes)):
-            user, description = _bytes(user), _bytes(description)
-        self._record = Metadata(user, description, metadata.extension_bytes, self._packed)
+        database, spool = self._database, self._spool
+        self._record = Metadata.of(self.metadata, self._packed)
         if self.blobs.oids:
             self.blobs.prepare(database.pool.attempt)
         verdict = self._verdict(self._ballot())
@@ -234,7 +227,7 @@ class Transaction:
                 locks.append(oid)
         reads = sorted((oid, tid) for oid, tid in self._reads.items() if oid not in self._spool) if self._reads else []
         lags = adapter.may_lag      # this node may not have what this process knows of
-        known = () if lags or adapter.keep_history else database.changed_last(PROBES)
+        known = () if lags or adapter.keep_history else database.changed_last()
         return Ballot(
             epoch=self._epoch if self._generation >= database.epochs.first else '',
             at=None if lags else self._origin.at, known=known, bases=bases, locks=locks,
@@ -342,23 +335,7 @@ class Transaction:
         """Return the tid if the database has committed in spite of the error; else raise it."""
         self._session.broken = True
         self._give_back()
-        oids = [row.oid for row in self._spool]
-        deadline = time.monotonic() + OUTCOME_PATIENCE_SECONDS
-        while True:
-            try:
-                tid = self._database.pool.attempt(self._commit.outcome, oids)
-                break
-            except (StorageError, ConflictError) as e:
-                # A server that recovers from a crash refuses connections for a while; then all come back at once.
-                if not isinstance(e, Unavailable) or time.monotonic() > deadline:
-                    raise OutcomeUnknown(f'The commit was sent, then the connection failed ({error}); whether it '
-                                         f'happened cannot be told: {e}') from error
-                time.sleep(0.1)
-        if tid is None:
-            if isinstance(error, Deadlock):
-                self._database.conflicts.deadlock()
-            raise error
-        return tid
+        return outcome(self._database, self._commit, [row.oid for row in self._spool], error)
 
     def close(self) -> None:
         """Roll back what was not committed, and return the session."""
@@ -372,8 +349,3 @@ class Transaction:
         if commit is not None and commit.session is not None:
             session, commit.session = commit.session, None
             self._database.pool.give_back(session)
-
-
-def _bytes(text: bytes | str) -> bytes:
-    """ZODB converts what a transaction is made with, but not what is assigned to the attribute later."""
-    return text if isinstance(text, bytes) else text.encode('utf-8')

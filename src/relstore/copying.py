@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -40,6 +41,8 @@ PROVE_EVERY_SECONDS = 5.0
 LOOKED_BACK_MINUTES = 0, 60, 31 * 24 * 60, 1 << 31
 
 Progress = Callable[[bytes, int, int], None]
+# (tid, transaction, its records) -> (number of records, their bytes): copies one
+Single = Callable[[bytes, Any, Iterable[Any]], tuple[int, int]]
 
 
 class Guard:
@@ -116,31 +119,51 @@ def copy_transactions(source: Any, destination: IStorageRestoreable, guard: Guar
     guard.begin(not u64(last))
     if files is None:
         files = BlobFiles(source, destination, destination.database.untransform)
-    with iterated(source, p64(u64(last) + 1) if u64(last) else None) as transactions:
+    single = partial(_copy_one, destination, guard, files)
+    with (iterated(source, p64(u64(last) + 1) if u64(last) else None) as transactions,
+          _adding(destination, single, guard.look, progress or (lambda tid, records, size: None)) as add):
         for stamp, transaction in rising(transactions, last):
-            destination.tpc_begin(transaction, stamp.raw(), transaction.status)
-            try:
-                records = size = 0
-                for record in transaction:
-                    guard.look()
-                    path = files.copy_of(record)
-                    if path is None:
-                        destination.restore(record.oid, stamp.raw(), record.data, '', record.data_txn, transaction)
-                    else:
-                        destination.restoreBlob(record.oid, stamp.raw(), record.data, path, record.data_txn,
-                                                transaction)
-                    records += 1
-                    size += len(record.data or b'')
-                destination.tpc_vote(transaction)
-                guard.look()
-                destination.tpc_finish(transaction)
-            except BaseException:
-                destination.tpc_abort(transaction)
-                raise
-            if progress is not None:
-                progress(stamp.raw(), records, size)
+            add(stamp.raw(), transaction)
     guard.prove()
     files.warn()
+
+
+@contextmanager
+def _adding(destination: Any, single: Single, look: Callable[[], None], progress: Progress
+            ) -> Iterator[Callable[[bytes, Any], None]]:
+    """Yield what copies a transaction, in bulk where the destination can do that; see bulk.py. Else by `single`."""
+    # Of its class: a wrapper would pass on the question, and its records would stay as they are.
+    in_bulk = getattr(type(destination), 'bulk', None)
+    bulk = None if in_bulk is None else in_bulk(destination, single, look, progress)
+    if bulk is None:
+        yield lambda tid, transaction: progress(tid, *single(tid, transaction, transaction))
+    else:
+        with bulk:
+            yield bulk.add
+
+
+def _copy_one(destination: Any, guard: Guard | Unguarded, files: BlobFiles, tid: bytes, transaction: Any,
+              records: Iterable[Any]) -> tuple[int, int]:
+    """Copy a transaction with the tid that is given. Return how many records it has, and their bytes."""
+    destination.tpc_begin(transaction, tid, transaction.status)
+    try:
+        count = size = 0
+        for record in records:
+            guard.look()
+            path = files.copy_of(record)
+            if path is None:
+                destination.restore(record.oid, tid, record.data, '', record.data_txn, transaction)
+            else:
+                destination.restoreBlob(record.oid, tid, record.data, path, record.data_txn, transaction)
+            count += 1
+            size += len(record.data or b'')
+        destination.tpc_vote(transaction)
+        guard.look()
+        destination.tpc_finish(transaction)
+    except BaseException:
+        destination.tpc_abort(transaction)
+        raise
+    return count, size
 
 
 def rising(transactions: Iterable[Any], last: bytes) -> Iterator[tuple[TimeStamp, Any]]:

@@ -35,6 +35,9 @@ from relstore.whole import Wholeness, say_whole
 
 log = logging.getLogger('relstore')
 
+# Without history, a vote checks by so many objects that what was read is still there.
+PROBES = 5
+
 
 class Database:
     """An open database: adapter, session pool, cache and oids. Made once, thread-safe.
@@ -233,7 +236,7 @@ class Database:
             with suppress(DatabaseError):       # if this cannot be read either, the first error says more
                 refuse_another_version(self.adapter, self.adapter.meta(session))
 
-    def changed_last(self, size: int) -> Sequence[tuple[int, int]]:
+    def changed_last(self, size: int = PROBES) -> Sequence[tuple[int, int]]:
         """Return (oid, tid) of the objects that changed last. None of them can be older than that in the database."""
         return self.cache.newest_changes(size)[2] or self.epochs.early[:size]
 

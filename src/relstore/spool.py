@@ -40,6 +40,14 @@ Batch = list[Pending]       # with their states
 _by_oid = attrgetter('oid')
 
 
+def described(state: bytes, untransform: Callable[[bytes], bytes], digest: bool
+              ) -> tuple[str | None, bytes | None, bool]:
+    """Return (md5 if wanted, references or None, whether it is a Blob's) of a state."""
+    record = untransform(state)
+    return (md5(state, usedforsecurity=False).hexdigest() if digest else None, references(record),
+            is_blob_record(record))
+
+
 class Spool:
     """Pending states by oid: the newest for each. Memory for the states is bounded; besides, each object takes 300
     bytes.
@@ -108,10 +116,8 @@ class Spool:
             self._pending[oid] = Pending(oid, base, restored, None, None, b'', data_tid, None, -1)
             return
         size = len(state)
-        digest = md5(state, usedforsecurity=False).hexdigest() if self._digest else None
-        record = self._untransform(state)
-        refs = references(record)
-        if is_blob_record(record):
+        digest, refs, is_of_blob = described(state, self._untransform, self._digest)
+        if is_of_blob:
             self.blobs.add(oid)
         if self._held + size <= IN_MEMORY_BYTES:
             self._held += size

@@ -28,7 +28,7 @@ from ZODB.UndoLogCompatible import UndoLogCompatible
 from ZODB.utils import p64, u64
 from zope.interface import alsoProvides, implementer
 
-from relstore import copying, history, iterate
+from relstore import bulk, copying, history, iterate
 from relstore.adapters.addresses import Address
 from relstore.adapters.base import MAX_TID
 from relstore.administration import Administration
@@ -337,6 +337,13 @@ class RelStore(Administration, BlobMethods, UndoLogCompatible):
         """
         oid, tid, state, following = self._walks.record(next)
         return p64(oid), p64(tid), state, following
+
+    def bulk(self, single: bulk.Single, look: Callable[[], None], progress: copying.Progress) -> bulk.Bulk | None:
+        """Return what takes many transactions at once; see there. None: they have to come one by one."""
+        self._check_writable()
+        if self._adapter.may_lag:
+            return None
+        return bulk.Bulk(self._database, self._view, self._commit_lock, single, look, progress)
 
     def copyTransactionsFrom(self, other: Any, progress: copying.Progress | None = None) -> None:
         """Copy all transactions of another storage; see copying.copy_transactions.

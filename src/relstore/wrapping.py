@@ -55,6 +55,9 @@ class Wrapping(Storage):
                 transaction: IStorageTransactionMetaData) -> None:
         super().restore(oid, serial, data and self._wrap(data), version, prev_txn, transaction)
 
+    def bulk(self, *arguments: object) -> None:
+        """Records are wrapped one by one."""
+
     def iterator(self, start: bytes | None = None, stop: bytes | None = None) -> TransactionIterator:
         transactions = super().iterator(start, stop)
         transactions.unwrap = self._unwrap

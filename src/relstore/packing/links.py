@@ -35,11 +35,13 @@ REMEMBERED = 1000
 class Links:
     """The links of one transaction.
 
-    session: has voted. origin: what the transaction was based on. refused: missing objects that this instance of the
-    storage has refused a link to before.
+    session: has voted. spool: or a list of rows with their states, of several transactions.
+    origin: what the transaction was based on. refused: missing objects that this instance of the storage has refused a
+    link to before.
     """
 
-    def __init__(self, database: Database, session: Session, spool: Spool, origin: Origin, refused: set[int]):
+    def __init__(self, database: Database, session: Session, spool: Spool | list[Pending], origin: Origin,
+                 refused: set[int]):
         self._database, self._adapter, self._session = database, database.adapter, session
         self._spool, self._origin, self._refused = spool, origin, refused
 

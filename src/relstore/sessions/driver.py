@@ -18,6 +18,10 @@ def _no_plans(connection: Any, scripts: Iterable[str]) -> dict[str, str]:
     raise NotImplementedError('This driver prepares no statements')
 
 
+def _no_copy(connection: Any, sql: str, chunks: Iterable[bytes]) -> None:
+    raise NotImplementedError('This driver knows no COPY')
+
+
 @dataclass(frozen=True)
 class Driver:
     name: str                               # as in the option `driver`
@@ -38,6 +42,8 @@ class Driver:
     binds: bool = False
     # (connection, scripts): have the server keep their statements -> what to send instead of each, where different
     prepare: Callable[[Any, Iterable[str]], dict[str, str]] = _no_plans
+    # (connection, COPY .. FROM STDIN, its data)
+    copy_in: Callable[[Any, str, Iterable[bytes]], None] = _no_copy
     # (module): would one choose it, as it is installed?
     fit: Callable[[ModuleType], bool] = lambda module: True
     # (bytes) -> their length in the text of a statement, if they are sent in that

@@ -70,6 +70,12 @@ class Connection:
         self._flush()
         return self._succeeded(self._receive())
 
+    def copy_in(self, sql: str, chunks: Iterable[bytes]) -> None:
+        """Run a COPY .. FROM STDIN with these data."""
+        with self._real.cursor() as cursor, cursor.copy(sql) as copy:
+            for chunk in chunks:
+                copy.write(chunk)
+
     def rows(self, result: Any) -> list[Row]:
         self._rows.set_pgresult(result)
         rows = self._rows.load_rows(0, result.ntuples, tuple)

@@ -27,6 +27,8 @@ from relstore.sessions.pipeline import Connection, Row
 LOCKS = 'max_locks_per_transaction'
 # The version of libpq that introduced pipelines.
 PIPELINES_VERSION = 140000
+# What psycopg2 asks for at a time when it sends what a COPY takes.
+READ_BYTES = 1 << 16
 # These replace libpq's own messages about a dsn.
 UNREADABLE = ("it cannot be read; it is key='value' for each key that libpq knows, with a backslash before a quote, "
               'or postgresql://user:password@host/dbname, with %40 for @ and so on')
@@ -147,6 +149,23 @@ def _prepare_psycopg2(connection: Any, scripts: Iterable[str]) -> dict[str, str]
     return execute
 
 
+def _copy_in_psycopg2(connection: Any, sql: str, chunks: Iterable[bytes]) -> None:
+    connection.cursor().copy_expert(sql, _Chunks(chunks), size=READ_BYTES)
+
+
+class _Chunks:
+    """Chunks of data as a file."""
+
+    def __init__(self, chunks: Iterable[bytes]):
+        self._chunks, self._rest = iter(chunks), memoryview(b'')
+
+    def read(self, size: int) -> bytes:
+        if not self._rest:
+            self._rest = memoryview(next(self._chunks, b''))
+        piece, self._rest = self._rest[:size], self._rest[size:]
+        return bytes(piece)
+
+
 def _prepare_psycopg(connection: Connection, scripts: Iterable[str]) -> dict[str, str]:
     connection.prepare(scripts)
     return {}
@@ -156,13 +175,14 @@ DRIVERS = (
     Driver('psycopg2', 'psycopg2', 'relstore[postgresql]', '%s',
            connect=_connect_psycopg2, classify=_classify, message=_message,
            in_transaction=lambda connection: connection.info.transaction_status != 0,
-           script=_script_psycopg2, fetch=_fetch_psycopg2,
+           script=_script_psycopg2, fetch=_fetch_psycopg2, copy_in=_copy_in_psycopg2,
            backend_pid=_libpq_pid, prepare=_prepare_psycopg2),
     Driver('psycopg', 'psycopg', 'relstore[psycopg]', '%s',
            connect=_connect_psycopg, classify=_classify, message=_message,
            in_transaction=attrgetter('in_transaction'),
            script=lambda connection, sql, parameters: connection.script(sql, parameters),
            backend_pid=_libpq_pid, binds=True, prepare=_prepare_psycopg,
+           copy_in=lambda connection, sql, chunks: connection.copy_in(sql, chunks),
            # Without its C part a load takes longer than with psycopg2.
            fit=lambda psycopg: psycopg.pq.__impl__ != 'python' and psycopg.pq.version() >= PIPELINES_VERSION),
 )

@@ -138,6 +138,10 @@ class Session:
         """
         return self._do(self._driver.script, self._connection, sql, arranged(sql, parameters))
 
+    def copy_in(self, sql: str, chunks: Iterable[bytes]) -> None:
+        """Run a COPY .. FROM STDIN with these data."""
+        self._do(self._driver.copy_in, self._connection, sql, chunks)
+
     @property
     def in_transaction(self) -> bool:
         """As far as the driver knows: the server is not asked."""

@@ -193,17 +193,19 @@ class ThereAndBack(Convert):
 KILLED = """
 import os, signal, sys
 import relstore
+from relstore import bulk
 from relstore.cli import convert
 from relstore.converting.conversion import Conversion
 from relstore.copying import Unguarded, Guard
 
 left = int(sys.argv[1])
-def look(self):         # called for each record, and between vote and finish
+def look(self):         # called for each record, and before each commit
     global left
     left -= 1
     if left < 0:
         os.kill(os.getpid(), signal.SIGKILL)
 Guard.look = look
+bulk.BATCH_BYTES = 0    # each transaction is one of the database
 sys.exit(convert.main(sys.argv[2:]))
 """
 

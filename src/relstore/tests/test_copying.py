@@ -11,7 +11,7 @@ from ZODB.POSException import ConflictError, POSKeyError, StorageError
 from ZODB.tests.hexstorage import HexStorage
 
 import relstore
-from relstore import copying
+from relstore import bulk, copying
 from relstore.errors import Unavailable
 from relstore.packing.packs import Packs
 from relstore.tests.support.backends import (
@@ -68,6 +68,10 @@ class Suite(Commands):
 
     def setUp(self):
         super().setUp()
+        # A batch has one transaction, so that something can happen between any two.
+        patch = mock.patch.object(bulk, 'BATCH_BYTES', 0)
+        patch.start()
+        self.addCleanup(patch.stop)
         with closing(DB(FileStorage(str(self.here / 'Data.fs')))) as db, closing(db.open()) as connection:
             root, manager = connection.root(), connection.transaction_manager
             root['kept'] = kept = PersistentMapping(text='kept')

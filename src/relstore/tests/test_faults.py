@@ -70,7 +70,7 @@ class EveryStatement(Suite):
     def setUp(self):
         super().setUp()
         # Where the server stays down, who asks for the outcome is not to wait for long.
-        self.enter(patch('relstore.commit.OUTCOME_PATIENCE_SECONDS', 0.2))
+        self.enter(patch('relstore.outcome.OUTCOME_PATIENCE_SECONDS', 0.2))
         self.trouble = (SQLiteTrouble() if isinstance(self, SQLiteBackend) else
                         MySQLTrouble(self.new_watch()) if isinstance(self, MySQLBackend) else
                         PostgreSQLTrouble(self.dsn()))

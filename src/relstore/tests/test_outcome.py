@@ -118,7 +118,7 @@ class Outcome(ServerSuite):
         self.assertEqual(len(refused), 3)
 
     def test_no_server_can_be_asked(self):
-        self.enter(patch('relstore.commit.OUTCOME_PATIENCE_SECONDS', 0.2))
+        self.enter(patch('relstore.outcome.OUTCOME_PATIENCE_SECONDS', 0.2))
         finish = self._orphaned(held_back=True)
         # It asks: whichever of client and server speaks first in a new connection.
         self.proxy.wait_until(lambda: self.proxy.sent + self.proxy.received > self.arrived)

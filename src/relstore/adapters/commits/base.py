@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from ZODB.interfaces import IStorageTransactionMetaData
+
 from relstore.adapters.chunks import Record, Source
 from relstore.adapters.numbers import COMMIT_LOCK, EVERYBODY, SOME_OBJECTS
 from relstore.errors import LockTimeout, Unavailable
@@ -16,7 +18,7 @@ from relstore.sessions.session import Session
 
 if TYPE_CHECKING:
     from relstore.adapters.base import Adapter
-    from relstore.spool import Batch
+    from relstore.spool import Batch, Pending
 
 SomeAdapter = TypeVar('SomeAdapter', bound='Adapter')
 SomeSession = TypeVar('SomeSession', bound=Session)
@@ -72,6 +74,26 @@ class Metadata:
     description: bytes
     extension: bytes
     packed: bool
+
+    @classmethod
+    def of(cls, transaction: IStorageTransactionMetaData, packed: bool) -> Metadata:
+        """ZODB makes bytes of what a transaction is made with, but not of what is assigned to it later."""
+        user, description = transaction.user, transaction.description
+        if not (isinstance(user, bytes) and isinstance(description, bytes)):
+            user, description = _bytes(user), _bytes(description)
+        return cls(user, description, transaction.extension_bytes, packed)
+
+
+def _bytes(text: bytes | str) -> bytes:
+    return text if isinstance(text, bytes) else text.encode('utf-8')
+
+
+@dataclass(slots=True)
+class Copy:
+    """A transaction that is copied with its tid. rows: with their states, in oid order, each object once."""
+    tid: int
+    metadata: Metadata
+    rows: Batch
 
 
 class Commit(Generic[SomeAdapter, SomeSession]):
@@ -160,6 +182,17 @@ class Commit(Generic[SomeAdapter, SomeSession]):
         """
         raise NotImplementedError
 
+    def stage_copies(self, copies: Sequence[Copy]) -> None:
+        """End a vote with the tid of the first: write all of these transactions, whose tids rise, without blobs.
+
+        The ballot's `restored` were all of their objects.
+        """
+        raise NotImplementedError
+
+    def finish_copies(self) -> None:
+        """After stage_copies: COMMIT. The tid of the commit is that of the last."""
+        raise NotImplementedError
+
     def finish_holders(self, session: Session) -> str:
         """Return who keeps finish() waiting, or ''. session: another one."""
         return ''
@@ -174,6 +207,21 @@ class Commit(Generic[SomeAdapter, SomeSession]):
 
 
 AnyCommit = Commit[Any, Any]
+
+
+def revisions(copies: Iterable[Copy], current: Mapping[int, int]) -> Iterator[tuple[Copy, int, Pending]]:
+    """Yield (copy, tid of the revision before or 0, row) of all rows. current: the tids of the objects before all."""
+    now = dict(current)
+    for copy in copies:
+        for row in copy.rows:
+            yield copy, now.get(row.oid, 0), row
+            now[row.oid] = copy.tid
+
+
+def newest(copies: Iterable[Copy]) -> dict[int, tuple[int, Pending]]:
+    """Return (tid, row) of each object's last revision, by oid and in this order."""
+    found = {row.oid: (copy.tid, row) for copy in copies for row in copy.rows}
+    return dict(sorted(found.items()))
 
 
 def lock_timeout(lock: int, seconds: float, holder: str) -> LockTimeout:

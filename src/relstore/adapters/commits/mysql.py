@@ -12,8 +12,9 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from relstore.adapters.chunks import Record, Source
-from relstore.adapters.commits.base import Ballot, Commit, Verdict, lock_timeout
+from relstore.adapters.commits.base import Ballot, Commit, Copy, Verdict, lock_timeout
 from relstore.adapters.commits.mysql_blobs import ChunkRows
+from relstore.adapters.commits.mysql_copies import TEXT_BYTES, Copies
 from relstore.adapters.mysql_messages import LIST, Statement, block, lists, send, with_rows
 from relstore.adapters.numbers import COMMIT_LOCK, SOME_OBJECTS, TOGETHER
 from relstore.errors import (
@@ -38,7 +39,6 @@ ORPHAN_PATIENCE_SECONDS = 5         # how long a connection whose client is gone
 SEEN_PATIENCE_SECONDS = 1.0         # after this, what is committed is certainly seen
 SEEN_OBJECTS = 5                    # looked at for that
 SHORTEST_WAIT_MICROSECONDS = 1000   # a lock that takes this long was waited for
-LONGEST_TEXT_BYTES = 65_535         # user, description, extension: the columns are BLOBs
 OVERHEAD_BYTES = 20_000             # of a message of finish besides its rows, roughly
 ROW_OVERHEAD_BYTES = 300            # of a row besides its state and references, at most
 
@@ -54,7 +54,7 @@ class MySQLCommit(Commit['MySQLAdapter', Session]):
     number: int
     connection: int
     epoch: str
-    current: Mapping[int, int]
+    current: dict[int, int]
     _blobs: ChunkRows | None = None
     _waited = 0.0           # by choose_tid
 
@@ -155,9 +155,9 @@ class MySQLCommit(Commit['MySQLAdapter', Session]):
         if adapter.keep_history:
             texts = {'user': metadata.user, 'description': metadata.description, 'extension': metadata.extension or b''}
         for name, text in texts.items():
-            if len(text) > LONGEST_TEXT_BYTES:
+            if len(text) > TEXT_BYTES:
                 raise StorageError(f'The {name} of the transaction has {len(text):,} bytes; {adapter} takes '
-                                   f'{LONGEST_TEXT_BYTES:,} at most.')
+                                   f'{TEXT_BYTES:,} at most.')
         room = adapter.packet - OVERHEAD_BYTES - sum(map(session.literal_size, texts.values()))
         if self._blobs is not None:
             room -= self._blobs.size
@@ -222,6 +222,13 @@ class MySQLCommit(Commit['MySQLAdapter', Session]):
             statements = [block([(sql.check_vote, vote), *statements])]
         *_, [[tid, waited]], _ = send(self.session, statements)
         return _decided(tid), self._waited + _seconds(waited)
+
+    def stage_copies(self, copies: Sequence[Copy]) -> None:
+        Copies(self._adapter, self.session, self.current).write(copies)
+
+    def finish_copies(self) -> None:
+        *_, [[tid, _]], _ = send(self.session, [self._begin_finish(), (self._sql.end_finish, (self.key, self.number))])
+        _decided(tid)
 
     def outcome(self, session: Session, oids: Sequence[int]) -> int | None:
         """A lost connection proves nothing: the server may still wait for the commit lock, and commit later.

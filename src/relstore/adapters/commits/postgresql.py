@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from relstore.adapters.arrays import array, binary_array, known, starts
 from relstore.adapters.chunks import Record, Source
-from relstore.adapters.commits.base import Ballot, Commit, Verdict, lock_timeout
+from relstore.adapters.commits.base import Ballot, Commit, Copy, Verdict, lock_timeout
 from relstore.adapters.commits.postgresql_blobs import NewBlobs
+from relstore.adapters.commits.postgresql_copies import Copies
 from relstore.errors import ConfigurationError, OutcomeUnknown, OutOfLocks, StorageError
 from relstore.sessions.postgresql_drivers import LOCKS
 from relstore.sessions.session import Session
@@ -141,6 +142,12 @@ class PostgreSQLCommit(Commit['PostgreSQLAdapter', Session]):
         [[answer, *_]] = self.session.script(self._sql.finish, values) if blobs is None else blobs.finish(values)
         tid, waited = answer.split()
         return int(tid), self._waited + int(waited) / 1e6
+
+    def stage_copies(self, copies: Sequence[Copy]) -> None:
+        Copies(self._adapter, self.session, not self.since).write(copies)
+
+    def finish_copies(self) -> None:
+        self.session.run('COMMIT')
 
     def outcome(self, session: Session, oids: Sequence[int]) -> int | None:
         """A lost connection proves nothing: the backend may still wait for the commit lock, and commit later.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ZODB.utils import newTid, p64, u64
 
 from relstore.adapters.chunks import Record, Source, pieces
-from relstore.adapters.commits.base import Ballot, Commit, Verdict, lock_timeout
+from relstore.adapters.commits.base import Ballot, Commit, Copy, Verdict, lock_timeout, newest, revisions
 from relstore.adapters.filesession import FileSession
 from relstore.adapters.numbers import COMMIT_LOCK, TOGETHER
 from relstore.errors import LockTimeout
@@ -136,6 +136,24 @@ class SQLiteCommit(Commit['SQLiteAdapter', FileSession]):
         if self._sources or self._records or self._copies or self._repeated or self._deleted:
             self._stage_blobs(tid)
         self.written = tid
+
+    def stage_copies(self, copies: Sequence[Copy]) -> None:
+        sql, last = self._sql, newest(copies)
+        if self._adapter.keep_history:
+            self.session.fill([
+                (sql.insert_transaction, [(copy.tid, metadata.packed, metadata.user, metadata.description,
+                                           metadata.extension)
+                                          for copy in copies for metadata in [copy.metadata]]),
+                (sql.insert_state, [(row.oid, copy.tid, before, row.md5, row.size or 0, row.held, row.refs,
+                                     row.data_tid) for copy, before, row in revisions(copies, self.current)]),
+                (sql.point_current, [(oid, tid) for oid, (tid, _) in last.items()])])
+        else:
+            self.session.fill([(sql.insert_state, [
+                (oid, tid, row.size or 0, row.held, row.refs) for oid, (tid, row) in last.items()])])
+        self.written = self._tid
+
+    def finish_copies(self) -> None:
+        self.finish()
 
     def _stage_blobs(self, tid: int) -> None:
         session, sql = self.session, self._sql

@@ -494,6 +494,23 @@ ON DUPLICATE KEY UPDATE tid = VALUES(tid), state_size = VALUES(state_size), stat
     refs_tid = VALUES(refs_tid);
 DROP TEMPORARY TABLE relstore_stage
 
+-- Copied transactions, each with its own tid: see mysql_copies.py.
+-- name: insert_transactions (new_tid, packed, username, description, extension) [hp]
+INSERT INTO {transaction} (tid, packed, username, description, extension) VALUES ($new_tid, $packed, $username, $description, $extension)
+
+-- name: insert_copies (oid, new_tid, prev_tid, md5, size, state, refs, data_tid) [hp]
+INSERT INTO {object_state} (zoid, tid, prev_tid, md5, state_size, state, refs, data_tid)
+VALUES ($oid, $new_tid, $prev_tid, $md5, $size, $state, $refs, $data_tid)
+
+-- name: insert_copies (oid, new_tid, size, state, refs) [hf]
+INSERT INTO {object_state} (zoid, tid, state_size, state, refs, refs_tid)
+VALUES ($oid, $new_tid, $size, $state, $refs, $new_tid)
+ON DUPLICATE KEY UPDATE tid = VALUES(tid), state_size = VALUES(state_size), state = VALUES(state), refs = VALUES(refs),
+    refs_tid = VALUES(refs_tid)
+
+-- name: point_copied (oid, tid) [hp]
+INSERT INTO {current_object} (zoid, tid) VALUES ($oid, $tid) ON DUPLICATE KEY UPDATE tid = VALUES(tid)
+
 -- For what has to know it before the commit.
 -- name: chosen_tid
 SELECT @relstore_tid, @relstore_waited

@@ -237,6 +237,41 @@ SELECT {relstore_stage_2}($oids::bigint[], $starts::integer[], $sizes::integer[]
 COMMIT;
 SELECT pg_catalog.current_setting('relstore.tid'){durable}
 
+-- Copied transactions: see postgresql_copies.py. Their values are binary: eight bytes for each number.
+-- name: copy_transactions [hp]
+COPY {transaction} (tid, packed, username, description, extension) FROM STDIN (FORMAT binary)
+
+-- name: copy_states [hp]
+COPY {object_state} (zoid, tid, prev_tid, md5, state_size, state, refs, data_tid) FROM STDIN (FORMAT binary)
+
+-- name: copy_states [hf]
+COPY {object_state} (zoid, tid, state_size, state, refs, refs_tid) FROM STDIN (FORMAT binary)
+
+-- name: copy_current [hp]
+COPY {current_object} (zoid, tid) FROM STDIN (FORMAT binary)
+
+-- A pack of RelStorage's may have removed some just now.
+-- name: point_many (oids, tids) [hp]
+INSERT INTO {current_object} (zoid, tid)
+SELECT n.zoid, n.tid FROM unnest($oids::bigint[], $tids::bigint[]) n (zoid, tid)
+ON CONFLICT (zoid) DO UPDATE SET tid = excluded.tid
+
+-- name: begin_replacing [hf]
+CREATE TEMPORARY TABLE relstore_replacing
+    (zoid bigint, tid bigint, state_size bigint, state bytea, refs bytea, refs_tid bigint) ON COMMIT DROP
+
+-- name: copy_replacing [hf]
+COPY pg_temp.relstore_replacing (zoid, tid, state_size, state, refs, refs_tid) FROM STDIN (FORMAT binary)
+
+-- name: replace_copied [hf]
+INSERT INTO {object_state} (zoid, tid, state_size, state, refs, refs_tid)
+SELECT zoid, tid, state_size, state, refs, refs_tid FROM pg_temp.relstore_replacing
+ON CONFLICT (zoid) DO UPDATE SET tid = excluded.tid, state_size = excluded.state_size, state = excluded.state,
+    refs = excluded.refs, refs_tid = excluded.refs_tid
+
+-- name: largest_object
+SELECT coalesce(max(zoid), -1) FROM {current}
+
 -- Blobs: see postgresql_blobs.py -----------------------------------------------------------------------------------
 
 -- Makes a large object of each piece.

@@ -111,7 +111,10 @@ class Faults:
         def prepare(connection, scripts):
             return self.send(connection.real, lambda: driver.prepare(connection.real, scripts))
 
-        return replace(driver, connect=connect, script=script, prepare=driver.prepare and prepare)
+        def copy_in(connection, sql, chunks):
+            return self.send(connection.real, lambda: driver.copy_in(connection.real, sql, chunks))
+
+        return replace(driver, connect=connect, script=script, prepare=driver.prepare and prepare, copy_in=copy_in)
 
     def send(self, connection, work):
         kind = self._next()
