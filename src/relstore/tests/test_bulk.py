@@ -1,91 +1,22 @@
-"""Many transactions that are copied as one of the database: the rows, what others do meanwhile, and what fails."""
-import os
-import random
+"""Many transactions that are copied as one of the database leave the rows that each would leave alone."""
 from contextlib import closing
 from unittest import TestCase
 from unittest.mock import patch
 
-from persistent.TimeStamp import TimeStamp
-from ZODB.BaseStorage import DataRecord, TransactionRecord
 from ZODB.utils import p64, u64
 
 import relstore
 from relstore import bulk
 from relstore.converting.compare import Comparison
-from relstore.tests.support.backends import (
-    HISTORY_FREE,
-    HISTORY_PRESERVING,
-    cases,
-)
+from relstore.tests.support.backends import HISTORY_FREE, HISTORY_PRESERVING, cases
 from relstore.tests.support.commits import commit
 from relstore.tests.support.records import state
+from relstore.tests.support.sources import FIRST, Source, Transaction, current, of_all_kinds
 
 TABLES = {
     True: {'transaction': 'tid', 'object_state': 'tid, zoid', 'current_object': 'zoid', 'relstore_blob': 'tid, zoid'},
     False: {'object_state': 'zoid', 'relstore_blob': 'zoid'},
 }
-FIRST = u64(TimeStamp(2024, 2, 3, 4, 5, 6).raw())
-
-
-class Transaction(TransactionRecord):
-
-    def __init__(self, tid, records, status=' ', user=b'', description=b'', extension=b''):
-        super().__init__(p64(tid), status, user, description, extension)
-        self.records = [DataRecord(p64(oid), p64(tid), data, None if data_tid is None else p64(data_tid))
-                        for oid, data, data_tid in records]
-
-    def __iter__(self):
-        return iter(self.records)
-
-
-class Source:
-    """Transactions, as a storage that keeps history tells them."""
-
-    def __init__(self, transactions):
-        self.transactions = transactions
-
-    def iterator(self, start=None, stop=None):
-        return iter([each for each in self.transactions
-                     if (start is None or each.tid >= start) and (stop is None or each.tid <= stop)])
-
-    def lastTransaction(self):
-        return self.transactions[-1].tid
-
-    def supportsUndo(self):
-        return True
-
-    def getName(self):
-        return 'source'
-
-
-def of_all_kinds(count=60, seed=1):
-    """Return a source with what sources have."""
-    chance = random.Random(seed)
-    transactions, tid, there = [], FIRST, {}
-    for n in range(count):
-        tid += chance.randrange(1, 1 << 33)
-        records = []
-        for _ in range(chance.choice((0, 1, 2, 7, 40)) if n else 3):
-            oid = chance.choice([*there, len(there) * chance.choice((1, 1, 100))])
-            data = chance.choice((
-                state('x' * chance.choice((0, 1, 100, 3000))), state(n), b'no pickle', b'\0\xff%s\\' * 9, b'',
-                state([]) + b'Q' * 50, os.urandom(20)))
-            records.append((oid, data, chance.choice((None, there.get(oid)))))
-            there[oid] = tid
-        transactions.append(Transaction(
-            tid, records, status=' p'[n < count // 3], user=chance.choice((b'', b'me', 'Zoë'.encode(), b'\xff')),
-            description=chance.choice((b'', b'/news/1\tedit\\.', b'x' * 3000)),
-            extension=chance.choice((b'', b'}q\x01U\x01aK\x01s.'))))
-    again = transactions[1]         # two records of one object: the last one counts
-    again.records += [DataRecord(p64(7), again.tid, state('first'), None),
-                      DataRecord(p64(7), again.tid, state('second'), None)]
-    gone = transactions[-10]        # a deletion
-    gone.records.append(DataRecord(p64(0), gone.tid, None, None))
-    far = transactions[-4]          # an object for which the counter of oids has to take a long way
-    far.records.append(DataRecord(p64(40_000_000), far.tid, state('far'), None))
-    return Source(transactions)
-
-
 class Suite(TestCase):
 
     def setUp(self):
@@ -144,14 +75,6 @@ class Suite(TestCase):
             found[u64(oid)] = u64(tid), data
             if following is None:
                 return found
-
-
-def current(source):
-    found = {}
-    for transaction in source.iterator():
-        for record in transaction:
-            found[u64(record.oid)] = u64(transaction.tid), record.data
-    return {oid: row for oid, row in found.items() if row[1] is not None}
 
 
 class Rows(Suite):
