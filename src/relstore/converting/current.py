@@ -29,7 +29,7 @@ class Until:
 
     def iterator(self, start: bytes | None = None, stop: bytes | None = None) -> Iterator[Any]:
         to_end = stop is None or stop >= self._at
-        transactions = self._source.iterator(start, self._at if to_end else stop)
+        transactions = self._told(start, self._at if to_end else stop)
         newest = None
         try:
             for transaction in transactions:
@@ -41,6 +41,9 @@ class Until:
         if to_end and newest != self._at and (start is None or start <= self._at) and self._is_there():
             raise StorageError(f'The source ends in the middle: it told no transaction after '
                                f'{_named(newest)}, but has one of {_named(self._at)}. It seems to be damaged there.')
+
+    def _told(self, start: bytes | None, stop: bytes | None) -> Iterator[Any]:
+        return self._source.iterator(start, stop)
 
     def _is_there(self) -> bool:
         transactions = self._source.iterator(self._at, self._at)
@@ -58,6 +61,12 @@ class Current(Until):
     was copied into before has to learn of it.
     """
 
+    def __init__(self, source: Any, at: bytes):
+        super().__init__(source, at)
+        # A file knows where the last record of an object is, so that the others need not be read. Asked of the class:
+        # what wraps a file would pass it on, and has records of its own.
+        self._by_place = hasattr(type(source), 'current_iterator') and at >= source.lastTransaction()
+
     def iterator(self, start: bytes | None = None, stop: bytes | None = None) -> Iterator[Any]:
         transactions = super().iterator(start, stop)
         try:
@@ -74,7 +83,12 @@ class Current(Until):
         """What is current in it now may be so no more later, and then it is gone from it."""
         return False
 
+    def _told(self, start: bytes | None, stop: bytes | None) -> Iterator[Any]:
+        return self._source.current_iterator(start, stop) if self._by_place else super()._told(start, stop)
+
     def _is_current(self, record: Any) -> bool:
+        if self._by_place:
+            return True
         try:
             found = self._source.loadBefore(record.oid, p64(u64(self._at) + 1))
         except POSKeyError:

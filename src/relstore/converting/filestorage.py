@@ -98,13 +98,21 @@ class LiveFileStorage(BlobsBeside, FileStorage):
 
         Where tids do not rise, each is told as lastTransaction() does. Those of records stay as they are.
         """
-        if not self.rises:
-            return between(self._transactions(BEGIN), start, stop)
-        position = BEGIN if start is None else self._transactions(BEGIN).first_from(start)
-        return self._transactions(position, stop)
+        return self._told(start, stop)
 
-    def _transactions(self, position: int, stop: bytes | None = None) -> FileTransactions:
-        return FileTransactions(self._file_name, self._file.fileno(), self._pos, position, stop)
+    def current_iterator(self, start: bytes | None = None, stop: bytes | None = None) -> Iterator[Any]:
+        """Do the same as iterator, but tell of each object its last record alone; the others are not read."""
+        last = self._index.get
+        return self._told(start, stop, wanted=lambda oid, pos: last(oid) == pos)
+
+    def _told(self, start: bytes | None, stop: bytes | None, **more: Any) -> Iterator[Any]:
+        if not self.rises:
+            return between(self._transactions(BEGIN, **more), start, stop)
+        position = BEGIN if start is None else self._transactions(BEGIN).first_from(start)
+        return self._transactions(position, stop, **more)
+
+    def _transactions(self, position: int, stop: bytes | None = None, **more: Any) -> FileTransactions:
+        return FileTransactions(self._file_name, self._file.fileno(), self._pos, position, stop, **more)
 
     def _scan(self) -> _Scan:
         status = os.fstat(self._file.fileno())

@@ -127,10 +127,11 @@ class _Salvaged(FileTransactions):
                 raise
             return header
 
-    def _record(self, pos: int, begin: int, end: int) -> tuple[DataRecord, int]:
+    def _record(self, pos: int, begin: int, end: int) -> tuple[DataRecord | None, int]:
         record, behind = super()._record(pos, begin, end)
         # Where no record follows, it may be that one that is damaged, or the length of this one.
-        if behind < end and not self._is_record(behind, begin, end) and references(record.data) is None:
+        if record is not None and behind < end and not self._is_record(behind, begin, end) and (
+                references(record.data) is None):
             raise ValueError('its length is wrong, or its data')
         return record, behind
 

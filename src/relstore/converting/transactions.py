@@ -16,7 +16,7 @@ from __future__ import annotations
 import io
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from persistent.TimeStamp import TimeStamp
@@ -65,10 +65,12 @@ class FileTransactions(FileStorageFormatter):
     """Those from `start` to `end`, positions in an open file, and up to the first one later than `stop`.
 
     An iterator; it and its transactions raise StorageError where the file is damaged.
+    wanted: whether a record, of an object and at a position, is told at all.
     """
 
-    def __init__(self, path: str, descriptor: int, end: int, start: int = BEGIN, stop: bytes | None = None) -> None:
-        self._path, self._end, self._pos, self._stop = path, end, start, stop
+    def __init__(self, path: str, descriptor: int, end: int, start: int = BEGIN, stop: bytes | None = None,
+                 wanted: Callable[[bytes, int], bool] = lambda oid, pos: True) -> None:
+        self._path, self._end, self._pos, self._stop, self._wanted = path, end, start, stop, wanted
         self._file = io.BufferedReader(Positioned(descriptor), BUFFER_BYTES)
 
     def __iter__(self) -> Iterator[Any]:
@@ -133,15 +135,18 @@ class FileTransactions(FileStorageFormatter):
             except UNREADABLE as error:
                 pos = self._past_record(pos, begin, end, error)
                 continue
-            yield pos, record
+            if record is not None:
+                yield pos, record
             pos = behind
 
-    def _record(self, pos: int, begin: int, end: int) -> tuple[DataRecord, int]:
-        """Return a record, and the position behind it. begin, end: of its transaction."""
+    def _record(self, pos: int, begin: int, end: int) -> tuple[DataRecord | None, int]:
+        """Return a record, None if it is not wanted, and the position behind it. begin, end: of its transaction."""
         header = self._read_data_header(pos)
         behind = pos + header.recordlen()
         if header.tloc != begin or behind > end:
             raise ValueError('it is not of its transaction, or longer than that')
+        if not self._wanted(header.oid, pos):
+            return None, behind
         data, data_tid = self._file.read(header.plen) if header.plen else None, None
         if header.back:
             data, data_tid = self._at(header.oid, header.back, pos)

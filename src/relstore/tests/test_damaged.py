@@ -232,6 +232,34 @@ class Reading(Suite):
         self.assertEqual(len(told(Until(storage, last).iterator(None, self.there[1][0]))), 2)
         self.assertEqual(len(told(Until(storage, p64(u64(last) + 1)).iterator())), 3)     # nothing is known of it
 
+    def test_what_is_current(self):
+        """By the place of its record, or by what the storage loads: the same, also where objects are gone."""
+        with closing(DB(self.filestorage())) as db:
+            for n in range(3):
+                with db.transaction() as connection:
+                    connection.root()[n] = PersistentMapping(n=n)
+            manager = transaction.TransactionManager()
+            db.undo(db.undoInfo(0, 1)[0]['id'], manager.begin())        # of a creation
+            manager.commit()
+            storage, metadata = db.storage, TransactionMetaData()
+            oid = p64(2)
+            tid = storage.load(oid)[1]
+            storage.tpc_begin(metadata)
+            storage.deleteObject(oid, tid, metadata)
+            storage.tpc_vote(metadata)
+            storage.tpc_finish(metadata)
+        with closing(LiveFileStorage(self.path)) as quick, closing(FileStorage(self.path, read_only=True)) as other:
+            last = quick.lastTransaction()
+            slow = Current(other, last)
+            tids = [transaction.tid for transaction in quick.iterator()]
+            found = told(Current(quick, last).iterator())
+            self.assertEqual(found, told(slow.iterator()))
+            self.assertEqual(sum(len(records) for *_, records in found), 4)
+            for tid in tids:
+                self.assertEqual(told(Current(quick, last).iterator(tid)), told(slow.iterator(tid)))
+            self.assertLess(len(found), len(tids))
+            before = Current(quick, tids[3])
+            self.assertEqual(told(before.iterator())[-1][0], tids[3])
 
 class Salvaging(Suite):
     """What can be read is read, and what cannot is named, wherever the damage is."""
