@@ -7,7 +7,7 @@
 #   TESTS="-m test_pack_storm" with RELSTORE_PACK_SECONDS=600: links move while packs run, ten minutes on each database
 # make mysql   MySQL 9.7, which Debian has no package of: into var/mysql-9.7, for the tests that then run there too
 # make bench   relstore beside its peers, with charts, in var/benchmarks
-#   ONLY="commit page"   some parts of: speed roundtrips reading commit occupancy page blobs pack memory shootout
+#   ONLY="commit page"   some parts of: speed roundtrips reading commit occupancy page blobs convert pack memory shootout
 #   QUICK=1              small sizes, under two minutes      OUT=docs/benchmarks   another place for the page
 # make soak    readers and writers for hours, while servers restart and are killed: is all well, and flat? In var/soak
 #   MINUTES=60 ADAPTER="postgresql mariadb mysql sqlite" SEED=1 OUT=docs/soak

@@ -15,7 +15,10 @@ from benchmarks.servers import slow_down
 from benchmarks.storages import KINDS, Site
 
 SECONDS_TO_WAIT = 600
-PRELOADED = [f'benchmarks.{part}' for part in ('speed', 'reading', 'commit', 'occupancy', 'memory', 'pack', 'blobs')]
+PRELOADED = [
+    f'benchmarks.{part}'
+    for part in ('speed', 'reading', 'commit', 'occupancy', 'memory', 'pack', 'blobs', 'convert')
+]
 
 _processes = multiprocessing.get_context('forkserver')
 _processes.set_forkserver_preload(PRELOADED)

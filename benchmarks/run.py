@@ -25,7 +25,8 @@ from benchmarks.storages import Lab
 PROJECT = Path(__file__).resolve().parents[1]
 MODULES = {
     'speed': 'speed', 'roundtrips': 'roundtrips', 'reading': 'reading', 'commit': 'commit', 'occupancy': 'occupancy',
-    'page': 'coldpage', 'blobs': 'blobs', 'pack': 'pack', 'memory': 'memory', 'shootout': 'shootout',
+    'page': 'coldpage', 'blobs': 'blobs', 'convert': 'convert', 'pack': 'pack', 'memory': 'memory',
+    'shootout': 'shootout',
 }  # fmt: skip
 FILES_ONLY = ['relstore SQLite', 'FileStorage']
 

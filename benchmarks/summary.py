@@ -10,10 +10,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import blobs, coldpage, commit, memory, occupancy, pack, reading, roundtrips, shootout, speed
+from benchmarks import blobs, coldpage, commit, convert, memory, occupancy, pack, reading, roundtrips, shootout, speed
 from benchmarks.figures import EVEN, PAIRS, Results, advantage, geometric_mean, in_words
 
-MODULES = speed, roundtrips, reading, commit, occupancy, coldpage, blobs, pack, memory, shootout
+MODULES = speed, roundtrips, reading, commit, occupancy, coldpage, blobs, convert, pack, memory, shootout
 PARTS = {module.PART: module for module in MODULES}
 
 

@@ -16,7 +16,7 @@ from relstore.tests.support.layers import Processes
 from relstore.tests.support.servers import cannot_run
 
 PROJECT = pathlib.Path(__file__).resolve().parents[3]
-PARTS = ('speed', 'reading', 'commit', 'occupancy', 'blobs', 'pack', 'memory')
+PARTS = ('speed', 'reading', 'commit', 'occupancy', 'blobs', 'convert', 'pack', 'memory')
 SECONDS = 120  # far more than it takes
 
 
@@ -53,7 +53,7 @@ class Smoke(unittest.TestCase):
                 with self.subTest(part, storage=storage):
                     reasons = [row['reason'] for row in self.data['absent'] if row['part'] == part]
                     self.assertTrue(self.figures(part, storage) or reasons)
-        for part in ('speed', 'reading', 'commit', 'occupancy', 'blobs'):
+        for part in ('speed', 'reading', 'commit', 'occupancy', 'blobs', 'convert'):
             self.assertTrue(self.figures(part, 'relstore SQLite'), part)
 
     def test_every_figure_has_a_unit_and_says_what_is_better(self):
