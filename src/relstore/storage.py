@@ -21,6 +21,7 @@ from ZODB.mvccadapter import HistoricalStorageAdapter
 from ZODB.POSException import (
     ConflictError,
     POSKeyError,
+    ReadOnlyError,
     StorageTransactionError,
     Unsupported,
 )
@@ -214,7 +215,8 @@ class RelStore(Administration, BlobMethods, UndoLogCompatible):
         return p64(self._database.oids.new())
 
     def tpc_begin(self, transaction: IStorageTransactionMetaData, tid: bytes | None = None, status: str = ' ') -> None:
-        self._check_writable()
+        if self._database.options.read_only:
+            raise ReadOnlyError()
         if self._txn is not None and self._txn.metadata is transaction:
             raise StorageTransactionError('Duplicate tpc_begin calls for same transaction')
         self._commit_lock.acquire()

@@ -91,7 +91,7 @@ class FileSession(Session):
 
     def rollback(self) -> None:
         super().rollback()
-        if not self.broken:     # else the lock ends with the connection
+        if not self.broken and self._queue.holder is self:      # if it is broken the lock ends with the connection
             self._queue.end(self)
 
     def close(self) -> None:

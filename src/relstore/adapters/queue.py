@@ -68,7 +68,7 @@ class Queue:
     def after_fork(self) -> None:
         """Begin anew in a child process, where nobody waits."""
         self._lock = threading.Lock()       # guards what follows
-        self._holder: object = None
+        self.holder: object = None      # whose turn it is
         self._waiting: deque[_Waiter] = deque()     # in the order in which they came
         self._processes.after_fork()
 
@@ -83,9 +83,9 @@ class Queue:
         """
         deadline = time.monotonic() + timeout if timeout > 0 else 0.0
         with self._lock:
-            free = self._holder is None or self._holder is who
+            free = self.holder is None or self.holder is who
             if free:
-                self._holder = who
+                self.holder = who
         if not free and not (timeout > 0 and self._wait(who, deadline)):
             return False
         try:
@@ -100,11 +100,11 @@ class Queue:
     def seize(self, who: object) -> None:
         """Record that `who` has the lock, in turn or not: the one before may not have ended its turn."""
         with self._lock:
-            self._holder = who
+            self.holder = who
 
     def end(self, who: object) -> None:
         """End the turn of `who`, if it has one."""
-        if self._holder is who:
+        if self.holder is who:
             self._processes.end()
             self._hand_on(who)
 
@@ -130,9 +130,9 @@ class Queue:
                 if waiter.came:
                     return True
                 first = self._waiting[0] is waiter
-                if first and self._holder is None:
+                if first and self.holder is None:
                     self._waiting.popleft()
-                    self._holder = waiter.who
+                    self.holder = waiter.who
                     self._wake_first()
                     return True
             if now >= deadline:
@@ -144,7 +144,7 @@ class Queue:
 
     def _wake_first(self) -> None:
         """Let the first waiting thread look by itself, unless the turn will be handed on to it."""
-        if self._waiting and (self._holder is None or not self._waiting[0].is_due()):
+        if self._waiting and (self.holder is None or not self._waiting[0].is_due()):
             self._waiting[0].wake()
 
     def _leave(self, waiter: '_Waiter') -> bool:
@@ -158,11 +158,11 @@ class Queue:
     def _hand_on(self, who: object) -> None:
         """End the turn of `who`. It is free then, or goes to a thread that has waited too long."""
         with self._lock:
-            if self._holder is who:
-                self._holder = None
+            if self.holder is who:
+                self.holder = None
                 if self._waiting and self._waiting[0].is_due():
                     waiter = self._waiting.popleft()
-                    self._holder, waiter.came = waiter.who, True
+                    self.holder, waiter.came = waiter.who, True
                     waiter.wake()
                     self._wake_first()
 

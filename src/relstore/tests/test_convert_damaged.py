@@ -135,6 +135,7 @@ class Falling(Convert):
         out = self.copying('--verify')
         self.assertRegex(out, r'and 2 blobs are equal')
 
+    @mock.patch('relstore.bulk.BATCH_BYTES', 1)
     def test_an_interrupted_copy_goes_on(self):
         copy = Conversion.copy
         for number in range(1, 5):

@@ -158,7 +158,7 @@ class Turns(TestCase):
             self.queue.end(self.me)
             done, _ = wait(waiting, PATIENCE / 2, FIRST_COMPLETED)
             self.assertEqual([future.result() for future in done], [True])
-            self.queue.end(self.queue._holder)
+            self.queue.end(self.queue.holder)
             self.assertEqual([future.result(PATIENCE / 2) for future in waiting], [True, True])
 
     def test_the_first_goes_when_the_turn_is_free(self):
@@ -171,7 +171,7 @@ class Turns(TestCase):
                 waiting = threads.submit(self.queue.take, 'another', PATIENCE)
                 until(lambda: len(self.queue._waiting) == 2)
                 self.queue.end(self.me)
-                self.assertIsNone(self.queue._holder)
+                self.assertIsNone(self.queue.holder)
             with patch.object(queue, 'PATIENCE_SECONDS', 0):
                 self.assertTrue(self.queue._leave(first))
                 self.assertTrue(waiting.result(PATIENCE / 2))
@@ -179,7 +179,7 @@ class Turns(TestCase):
     def test_handed_on_and_seized(self):
         """Who is handed the turn has had it, though somebody else has got the lock before he was awake."""
         def wake(waiter):
-            self.queue._holder = 'who was quicker'
+            self.queue.holder = 'who was quicker'
             woken(waiter)
 
         woken = queue._Waiter.wake
@@ -385,14 +385,14 @@ class Writers(TestCase):
             order = [future.result(PATIENCE) for future in commits]
         self.assertEqual(order, sorted(order))
         self.assertEqual(order, tids)
-        self.assertIsNone(self.queue._holder)
+        self.assertIsNone(self.queue.holder)
 
     def test_a_turn_ends_with_its_transaction(self):
         for end in 'tpc_finish', 'tpc_abort':
             instance, txn = self.voted(self.storage)
-            self.assertIsNotNone(self.queue._holder)
+            self.assertIsNotNone(self.queue.holder)
             getattr(instance, end)(txn)
-            self.assertIsNone(self.queue._holder)
+            self.assertIsNone(self.queue.holder)
         instance, txn = self.voted(self.storage)
         with closing(self.open_storage(commit_lock_timeout=0.05)) as impatient:
             impatient.database.oids._free.extend([1000])
@@ -401,7 +401,7 @@ class Writers(TestCase):
         self.assertFalse(self.queue._waiting)
         instance.tpc_abort(txn)
         self.voted(self.storage)[0].release()
-        self.assertIsNone(self.queue._holder)
+        self.assertIsNone(self.queue.holder)
 
     def test_who_takes_no_part(self):
         """SQLite's own lock protects: from a program that knows no order, and whatever becomes of the order."""
@@ -419,7 +419,7 @@ class Writers(TestCase):
             with ThreadPoolExecutor(1) as threads:
                 self.storage.new_instance()
                 voting = threads.submit(self.voted, self.storage)
-                until(lambda: self.queue._holder is not None)
+                until(lambda: self.queue.holder is not None)
                 with self.assertRaises(TimeoutError):
                     voting.result(0.1)
                 process.stdin.write('\n')
@@ -430,9 +430,9 @@ class Writers(TestCase):
         with closing(self.open_storage(commit_lock_timeout=0.1)) as impatient:
             impatient.database.oids._free.extend([1000])
             instance, txn = self.voted(impatient)
-            self.assertNotEqual(self.queue._holder, 'forgetful')
+            self.assertNotEqual(self.queue.holder, 'forgetful')
             instance.tpc_finish(txn)
-        self.assertIsNone(self.queue._holder)
+        self.assertIsNone(self.queue.holder)
         instance, txn = self.voted(self.storage)
         instance.tpc_finish(txn)
 
@@ -451,7 +451,7 @@ class Writers(TestCase):
                 self.assertLess(time.monotonic() - began, BUSY_TIMEOUT_SECONDS / 2)
                 self.assertEqual(session.all('PRAGMA busy_timeout'), patient)
                 session.rollback()
-                self.assertIsNone(self.queue._holder)
+                self.assertIsNone(self.queue.holder)
             connection.execute('COMMIT')
             for begin in session.try_to_write, lambda begin: session.wait_to_write(begin, 0):
                 self.assertIsNotNone(begin('BEGIN IMMEDIATE'))
@@ -461,9 +461,9 @@ class Writers(TestCase):
     def test_a_turn_ends_with_its_session(self):
         session = self.storage.database.adapter.connect()
         session.begin_write('BEGIN IMMEDIATE', 0)
-        self.assertIs(self.queue._holder, session)
+        self.assertIs(self.queue.holder, session)
         session.close()
-        self.assertIsNone(self.queue._holder)
+        self.assertIsNone(self.queue.holder)
 
     def test_a_stopped_process_that_waits(self):
         """It keeps its place in the order, and the lock is free: it costs the others a moment, once."""
