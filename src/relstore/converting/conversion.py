@@ -60,6 +60,9 @@ class Conversion:
         if self._at and self._at < last and self._has_lost(self._at):
             raise ConfigurationError('The source keeps no history, or was packed, so it does not have what was there '
                                      'at this time.')
+        if self._at and not getattr(self._source, 'rises', True):
+            raise ConfigurationError('The times of the source do not rise, so what was there at one of them cannot be '
+                                     'told.')
         if not _keeps_history(self._source):
             # What has changed after a tid that is asked for before would be missing: its iterator knows one state.
             return self._source

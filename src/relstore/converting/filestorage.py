@@ -4,6 +4,7 @@ from __future__ import annotations
 import logging
 import os
 import struct
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Any, NamedTuple
@@ -22,18 +23,23 @@ from relstore.errors import ConfigurationError
 
 MAGIC = b'FS21', b'FS30'        # the first bytes of a file
 NO_TID = bytes(8)
+UNREADABLE_FILE = ('{} cannot be read as a FileStorage: {}. With --skip-damaged everything is copied that can be read.')
+
+# Of so many transactions one is remembered, so that any other is found without reading the file from its end.
+MARK_EVERY = 100
 
 log = logging.getLogger('relstore')
 
 class _Scan(NamedTuple):
     """What is known of the tids of a file up to a position: the last one, as it is read and as it is told.
 
-    risen_ones: how many are not after the one before.
+    risen_ones: how many are not after the one before. marks: (tid, position) of some transactions, in order.
     """
     position: int = BEGIN
     last: bytes = NO_TID
     risen: bytes = NO_TID
     risen_ones: int = 0
+    marks: tuple[tuple[bytes, int], ...] = ()
 
 
 # Of files by device and inode.
@@ -75,11 +81,10 @@ class LiveFileStorage(BlobsBeside, FileStorage):
             FileStorage.__init__(self, path, read_only=True)
         try:
             check_end(path, self._file.fileno(), self._pos)
-            with readable(path):
-                self.load(z64)
-        except POSKeyError:
-            self.close()
-            raise ConfigurationError(f'{path} holds no root object: nothing was ever stored in it.') from None
+            with readable(path), suppress(POSKeyError):
+                self.load(z64)      # opens the file that loads read, before a pack puts another in its place
+            if self._pos == BEGIN:
+                raise ConfigurationError(f'{path} is empty: nothing was ever stored in it.')
         except BaseException:
             self.close()
             raise
@@ -108,8 +113,13 @@ class LiveFileStorage(BlobsBeside, FileStorage):
     def _told(self, start: bytes | None, stop: bytes | None, **more: Any) -> Iterator[Any]:
         if not self.rises:
             return between(self._transactions(BEGIN, **more), start, stop)
-        position = BEGIN if start is None else self._transactions(BEGIN).first_from(start)
-        return self._transactions(position, stop, **more)
+        return self._transactions(BEGIN if start is None else self._position(start), stop, **more)
+
+    def _position(self, tid: bytes) -> int:
+        """Return where the first transaction is that is not before a tid."""
+        marks = self._scan().marks
+        number = bisect_left(marks, (tid, 0))
+        return self._transactions(marks[number - 1][1] if number else BEGIN).first_from(tid)
 
     def _transactions(self, position: int, stop: bytes | None = None, **more: Any) -> FileTransactions:
         return FileTransactions(self._file_name, self._file.fileno(), self._pos, position, stop, **more)
@@ -121,16 +131,24 @@ class LiveFileStorage(BlobsBeside, FileStorage):
                 scan.position > BEGIN and self._transactions(BEGIN).tid_before(scan.position) != scan.last):
             scan = _Scan()      # it is another file
         if scan.position < self._pos:
-            last, told, count = scan.last, scan.risen, 0
-            for transaction in self._transactions(scan.position):
+            last, told, count, marks = scan.last, scan.risen, 0, [*scan.marks]
+            for number, transaction in enumerate(self._transactions(scan.position)):
                 last = transaction.tid
                 count += last <= told
                 told = risen(last, told)
+                if number % MARK_EVERY == 0:
+                    marks.append((last, transaction.position))
             if count:
-                log.warning('%s has %d transactions with a time that is not after that of the one before; each is '
-                            'taken as of a moment after it.', self._file_name, count)
-            scan = _scans[status.st_dev, status.st_ino] = _Scan(self._pos, last, told, scan.risen_ones + count)
+                warn_of_risen(self._file_name, count)
+            scan = _scans[status.st_dev, status.st_ino] = _Scan(self._pos, last, told, scan.risen_ones + count,
+                                                                     tuple(marks))
         return scan
+
+
+def warn_of_risen(path: str, count: int) -> None:
+    """Tell of transactions that risen() has moved."""
+    log.warning('%s: transactions whose time is not after that of the one before: %d. Each was moved to just after it.',
+                path, count)
 
 
 @contextmanager
@@ -138,9 +156,12 @@ def readable(path: str) -> Iterator[None]:
     """Turn what ZODB raises for a file that is no FileStorage, or a damaged one, into a sentence."""
     try:
         yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise ConfigurationError(UNREADABLE_FILE.format(path, error)) from error
     except (FileStorageError, CorruptedError, ValueError, struct.error) as error:
-        raise ConfigurationError(
-            f'{path} cannot be read as a FileStorage ({type(error).__name__}: {error}).') from error
+        raise ConfigurationError(UNREADABLE_FILE.format(path, ' '.join(str(error).split()))) from error
 
 
 def is_filestorage(path: str) -> bool:

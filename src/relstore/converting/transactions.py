@@ -35,6 +35,8 @@ from relstore.errors import StorageError
 BEGIN = 4       # behind the magic bytes
 LENGTH_BYTES = 8        # a transaction is followed by its length
 BUFFER_BYTES = 1 << 16
+LAST_TID = b'\x7f' + b'\xff' * 6 + b'\0'      # of a time that is still some thousand years away
+LONGEST_BYTES = 1 << 48         # of a transaction that is being written
 UNREADABLE = CorruptedError, ValueError, struct.error, AssertionError       # what the format's functions raise
 
 
@@ -106,16 +108,18 @@ class FileTransactions(FileStorageFormatter):
         if (header.status not in ' up' or header.tlen < header.headerlen() or behind + LENGTH_BYTES > self._end
                 or self._read_num(behind) != header.tlen):
             raise ValueError('its header makes no sense, or does not fit its length')
+        if header.tid > LAST_TID:
+            raise ValueError('its tid makes no sense')
         return header
 
     def first_from(self, tid: bytes) -> int:
-        """Return the position of the first transaction that is not before a tid, where tids rise."""
-        pos = self._end
-        while pos > BEGIN:
-            before = pos - LENGTH_BYTES - self._read_num(pos - LENGTH_BYTES)
-            if before < BEGIN or self.header(before).tid < tid:
+        """Return the position of the first transaction, from here on, that is not before a tid, where tids rise."""
+        pos = self._pos
+        while pos < self._end:
+            header = self.header(pos)
+            if header.tid >= tid:
                 break
-            pos = before
+            pos += header.tlen + LENGTH_BYTES
         return pos
 
     def tid_before(self, pos: int) -> bytes:
@@ -185,6 +189,11 @@ class _Transaction(TransactionRecord):
     def __iter__(self) -> Iterator[DataRecord]:
         return (record for _, record in self.positioned())
 
+    @property
+    def position(self) -> int:
+        """Where in the file it begins."""
+        return self._begin
+
     def positioned(self) -> Iterator[tuple[int, DataRecord]]:
         """Yield the records, each with its position in the file."""
         return self._transactions.records(self._begin, self._header)
@@ -213,7 +222,7 @@ def check_end(path: str, descriptor: int, end: int) -> None:
         return
     try:
         header = TxnHeaderFromString(data)
-        if header.status == 'c':
+        if is_being_written(header, os.fstat(descriptor).st_size - end):
             return
         length = header.tlen + LENGTH_BYTES
         if header.status not in ' up' or header.tlen < header.headerlen():
@@ -223,7 +232,13 @@ def check_end(path: str, descriptor: int, end: int) -> None:
         if left < length:
             raise ValueError(f'it has {length} bytes, of which only {left} are left')
     except UNREADABLE as error:
-        raise damaged(path, end, f'the file ends with a transaction that cannot be read: {error}') from error
+        raise damaged(path, end, f'a transaction cannot be read there: {error}') from error
+
+
+def is_being_written(header: TxnHeader, left: int) -> bool:
+    """Whether a site may be writing a transaction, at the end of the file. left: the bytes from there on."""
+    return (header.status == 'c' and header.headerlen() <= header.tlen < LONGEST_BYTES
+            and left <= header.tlen + LENGTH_BYTES)
 
 
 def damaged(path: str, pos: int, what: str) -> StorageError:

@@ -62,7 +62,7 @@ class Damaged(Convert):
         self.assertEqual(status, 2)
         self.assertRegex(err, r'is damaged at byte|cannot be read as a FileStorage')
         [line], out = self.left_out(self.path, self.destination, '--skip-damaged', '--verify')
-        self.assertRegex(line, rf'Data\.fs: \d+ bytes from byte {self.length_at - 34} on\. There no record can be read')
+        self.assertRegex(line, rf'Data\.fs: \d+ bytes from byte {self.length_at - 34} on\. No record can be read')
         self.assertIn(' are equal', out)
         self.assertIn('1 piece of the source cannot be read and is not in the copy', out)
         storage = self.copied()
@@ -103,7 +103,7 @@ class Damaged(Convert):
         data[at + 34:at + 42] = b'\xff' * 8
         self.path.write_bytes(data[:end])
         [line], out = self.left_out(self.path, self.destination, '--skip-damaged')
-        self.assertIn('no record can be read', line)
+        self.assertIn('No record can be read', line)
         self.assertIn('Nor does the copy have the root object', out)
 
     def test_not_while_it_is_followed(self):

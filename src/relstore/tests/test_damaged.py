@@ -5,10 +5,12 @@ import tempfile
 import unittest
 from bisect import bisect_right
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import transaction
 from persistent.mapping import PersistentMapping
+from zc.zlibstorage import ZlibStorage
 from ZODB.Connection import TransactionMetaData
 from ZODB.DB import DB
 from ZODB.FileStorage import FileStorage
@@ -102,7 +104,7 @@ class Reading(Suite):
         for end in range(begin + 1, len(self.good)):
             self.write(self.good[:end])
             with self.subTest(end - begin):
-                self.refused(f'damaged at byte {begin}: the file ends with')
+                self.refused(f'damaged at byte {begin}: a transaction cannot be read there')
         self.write(self.good[:begin])
         self.assertEqual(told(self.opened().iterator()), self.there[:-1])
 
@@ -110,7 +112,7 @@ class Reading(Suite):
         """As a file system leaves them after a crash."""
         for count in 1, 8, 23, 300:
             self.write(self.good + bytes(count))
-            self.refused(f'damaged at byte {len(self.good)}: the file ends with')
+            self.refused(f'damaged at byte {len(self.good)}: a transaction cannot be read there')
 
     def test_garbage_in_the_middle(self):
         """Of any transaction, with an index and without, which has ZODB look at all of it."""
@@ -124,14 +126,14 @@ class Reading(Suite):
                             Path(self.path + '.index').write_bytes(index)
                         else:
                             os.unlink(self.path + '.index')
-                        if at == begin:
-                            self.other_tid()
-                        else:
-                            self.refused('damaged at byte|cannot be read as a FileStorage')
+                        self.refused('its tid makes no sense' if at == begin else
+                                     'damaged at byte|cannot be read as a FileStorage')
 
-    def other_tid(self):
-        """What is garbage in a tid cannot be told: nothing is left out."""
-        self.assertEqual(len(told(self.opened().iterator())), len(self.there))
+    def test_another_tid(self):
+        """One that might be right cannot be told from one that is: nothing is left out."""
+        for begin in self.begins[:-1]:
+            self.write(self.good[:begin] + b'\x01garbage' + self.good[begin + 8:])
+            self.assertEqual(len(told(self.opened().iterator())), len(self.there))
 
     def test_a_record_refers_to_nothing(self):
         number = len(self.begins) - 3       # that was undone
@@ -160,7 +162,7 @@ class Reading(Suite):
         tids = [each[0] if number != 3 else far for number, each in enumerate(self.there)]
         with self.assertLogs('relstore', 'WARNING') as logged:
             rising = [each[0] for each in told(storage.iterator())]
-        self.assertIn(f'has {len(tids) - 4} transactions with a time that is not after', logged.output[0])
+        self.assertIn(f'not after that of the one before: {len(tids) - 4}. Each was moved', logged.output[0])
         self.assertEqual(rising, sorted(set(rising)))
         self.assertEqual(rising[:4], tids[:4])
         self.assertEqual(storage.lastTransaction(), rising[-1])
@@ -349,6 +351,81 @@ class Salvaging(Suite):
         found = told(self.salvaged(data[:begin + 16] + b'\xff' + data[begin + 17:]).iterator())
         self.assertEqual(found, self.there)
         self.assertEqual(self.pieces(), {(begin, len(data))})
+
+    def test_a_status_that_is_none_yet(self):
+        """Where something follows, it is no transaction that a site is writing: strictly that is an error."""
+        for number, begin in enumerate(self.begins[:-2]):
+            damaged = self.good[:begin + 16] + b'c' + self.good[begin + 17:]
+            with self.subTest(number):
+                self.left_out.clear()
+                self.assertEqual(told(self.salvaged(damaged).iterator()),
+                                 [each for other, each in enumerate(self.there) if other != number])
+                self.assertEqual(self.pieces(), {(begin, self.begins[number + 1])})
+                with self.assertRaisesRegex(StorageError, 'damaged at'), closing(LiveFileStorage(self.path)) as strict:
+                    told(strict.iterator())
+        for tail in b'c' * 3000, b'c' * 30:
+            self.left_out.clear()
+            self.assertEqual(told(self.salvaged(self.good + tail).iterator()), self.there)
+            self.assertEqual(self.pieces(), {(len(self.good), len(self.good) + len(tail))})
+            with self.assertRaisesRegex(StorageError, 'damaged at'):
+                LiveFileStorage(self.path).close()
+
+    def test_tids_of_no_time(self):
+        for begin, end in pairwise(self.begins):
+            self.left_out.clear()
+            found = told(self.salvaged(self.good[:begin] + b'\xff' * 8 + self.good[begin + 8:]).iterator())
+            self.assertEqual(len(found), len(self.there) - 1)
+            self.assertEqual(self.pieces(), {(begin, end)})
+
+    def test_a_length_that_takes_others_in(self):
+        """Also where it ends where another record does."""
+        with closing(DB(self.filestorage())) as db, db.transaction() as connection:
+            for number in range(6):
+                connection.root()[number] = PersistentMapping(text=f'{number}' * 100)
+        self.good = Path(self.path).read_bytes()
+        begin, end = self.positions()[-2:]
+        records = [at for at in range(begin, end) if self.good[at + 24:at + 32] == p64(begin)]
+        self.assertEqual(len(records), 7)
+        for number, record in enumerate(records[:-1]):
+            plen = u64(self.good[record + 34:record + 42])
+            for more in 1, 50, *(after - records[number + 1] for after in records[number + 2:]):
+                self.left_out.clear()
+                storage = self.salvaged(self.good[:record + 34] + p64(plen + more) + self.good[record + 42:])
+                found = [read.oid for read in list(storage.iterator())[-1]]
+                self.assertEqual((len(found), self.pieces()), (6, {(record, records[number + 1])}), more)
+
+    def test_a_hole_over_two_transactions(self):
+        """Of the first all records before it are there, of the second all behind it, if its header is."""
+        with closing(DB(self.filestorage())) as db:
+            for _ in range(2):
+                with db.transaction() as connection:
+                    for number in range(9):
+                        connection.root()[number] = PersistentMapping(text=f'{number}' * 100)
+        self.good = Path(self.path).read_bytes()
+        middle = self.positions()[-2]
+        storage = self.salvaged(self.good[:middle - 200] + bytes(200) + self.good[middle:])
+        *_, first, second = told(storage.iterator())
+        self.assertEqual(len(second[-1]), 10)
+        self.assertGreater(len(first[-1]), 6)
+        self.left_out.clear()
+        storage = self.salvaged(self.good[:middle - 200] + bytes(400) + self.good[middle + 200:])
+        [*_, first] = told(storage.iterator())
+        self.assertGreater(len(first[-1]), 6)
+        self.assertEqual(sum(end - begin for begin, end in self.pieces()) > 1000, True)
+
+    def test_what_zlibstorage_has_written(self):
+        """A record before a damaged one is right if it ends where its compressed data does."""
+        with closing(DB(ZlibStorage(self.filestorage()))) as db, db.transaction() as connection:
+            for number in range(6):
+                connection.root()[number] = PersistentMapping(text=f'{number}' * 1000)
+        data = Path(self.path).read_bytes()
+        self.good = data
+        begin, end = self.positions()[-2:]
+        records = [at for at in range(begin, end) if data[at + 24:at + 32] == p64(begin)]
+        damaged = records[3]
+        storage = self.salvaged(data[:damaged + 24] + b'\xff' * 8 + data[damaged + 32:])
+        self.assertEqual(len(list(list(storage.iterator())[-1])), len(records) - 1)
+        self.assertEqual(self.pieces(), {(damaged, records[4])})
 
     def test_its_site_is_writing(self):
         site = self.filestorage()
