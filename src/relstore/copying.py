@@ -40,6 +40,8 @@ PROVE_EVERY_SECONDS = 5.0
 # For the newest transaction before another: none, an hour, a month, and all.
 LOOKED_BACK_MINUTES = 0, 60, 31 * 24 * 60, 1 << 31
 
+NO_BLOBS = 'The source has blobs: name the directory that they are in.'
+
 Progress = Callable[[bytes, int, int], None]
 # (tid, transaction, its records) -> (number of records, their bytes): copies one
 Single = Callable[[bytes, Any, Iterable[Any]], tuple[int, int]]
@@ -201,7 +203,7 @@ class BlobFiles:
             return None
         if not self._there:
             if self._strict:
-                raise ConfigurationError('The source has blobs: name the directory that they are in.')
+                raise ConfigurationError(NO_BLOBS)
             self._left += 1
             return None
         if not self._wanted:

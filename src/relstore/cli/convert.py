@@ -142,7 +142,8 @@ class _Command:
             return status
 
     def _converted(self, source: databases.Opened, opened: databases.Opened) -> Conversion:
-        return Conversion(source.storage, opened.storage, opened.relstore, self._args.at, self._left_out)
+        return Conversion(source.storage, opened.storage, opened.relstore, self._args.at, self._left_out,
+                          source.relstore)
 
     def _open_source(self) -> databases.Opened:
         self._reading.close()
@@ -263,6 +264,8 @@ def _tid(text: str) -> bytes:
     except ValueError as e:
         raise argparse.ArgumentTypeError(f'{text} is no time as in 2026-11-23 or "2026-11-23 12:00:00"') from e
     when = when.replace(tzinfo=timezone.utc) if when.tzinfo is None else when.astimezone(timezone.utc)
+    if not 1900 <= when.year < 5900:
+        raise argparse.ArgumentTypeError(f'{text} is no time that a transaction can have')
     seconds = when.second + when.microsecond / 1e6
     return TimeStamp(when.year, when.month, when.day, when.hour, when.minute, seconds).raw()
 

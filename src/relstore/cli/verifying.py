@@ -65,6 +65,9 @@ def verify(conversion: Conversion, of: Places, jobs: int, advance: Callable[[int
         print('The copy differs' + (f'; more than these {DIFFERENCES} differences are not told.'
                                     if len(total.differences) > DIFFERENCES else '.'))
         return 1
+    if newer := conversion.newer_ones:
+        print(f'The copy has {counted(newer, "newer transaction")}, which {"was" if newer == 1 else "were"} not '
+              'compared: it is in use, or the source has lost what it had.')
     print(f'Compared: {counted(total.transactions, "transaction")}, {counted(total.records, "record")} '
           f'and {counted(total.blobs, "blob")} are equal, in {duration(time.monotonic() - began)}.')
     return 0
@@ -104,7 +107,7 @@ def _begin(of: Places) -> None:
     left_out = _left_out.append if of.skip_damaged else None
     theirs = _opened.enter_context(source.open(reading=True, left_out=left_out))
     ours = _opened.enter_context(destination.open(reading=True))
-    _conversion = Conversion(theirs.storage, ours.storage, ours.relstore, of.at, left_out)
+    _conversion = Conversion(theirs.storage, ours.storage, ours.relstore, of.at, left_out, theirs.relstore)
 
 
 def _work(start: bytes | None, stop: bytes) -> Compared:

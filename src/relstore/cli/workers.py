@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from ZODB.POSException import POSError
 
+from relstore.cli.errors import sentence
 from relstore.errors import Unavailable
 
 MOST = 64       # processes
@@ -75,9 +76,17 @@ def _nobody_interrupts() -> Iterator[None]:
 
 # What follows runs in a process of its own.
 
+_failed = ''        # why this process could not begin
+
+
 def _begin(begin: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    global _failed
     threading.Thread(target=_end_with_the_first, daemon=True).start()
-    begin(*arguments)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)       # who stops all processes means the first one
+    try:
+        begin(*arguments)
+    except (POSError, OSError) as e:
+        _failed = sentence(e)
 
 
 def _end_with_the_first() -> None:
@@ -90,7 +99,9 @@ def _end_with_the_first() -> None:
 
 def _work(work: Callable[..., Result], part: tuple[Any, ...]) -> tuple[Result | None, str]:
     """Return the result, or the text of an error: not every exception can be sent to another process."""
+    if _failed:
+        return None, _failed
     try:
         return work(*part), ''
-    except POSError as e:
-        return None, str(e) or type(e).__name__
+    except (POSError, OSError) as e:
+        return None, sentence(e)

@@ -6,20 +6,25 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ZODB.blob import is_blob_record
 from ZODB.interfaces import IBlobStorage
 from ZODB.POSException import POSKeyError
-from ZODB.utils import oid_repr, tid_repr
+from ZODB.utils import oid_repr, tid_repr, u64
 
-from relstore.copying import rising
-from relstore.errors import DamagedBlob
+from relstore.adapters.chunks import damaged, measured
+from relstore.copying import NO_BLOBS, rising
+from relstore.errors import ConfigurationError, DamagedBlob
+from relstore.sessions.session import Session
+from relstore.storage import RelStore
 
 PIECE_BYTES = 1 << 20
 METADATA = 'status', 'user', 'description', 'extension_bytes'
 NOTHING = bytes(8)
 
+# (oid, tid) -> the SHA-256 of a blob's data; None: there is none. DamagedBlob: it is not what was committed.
+Digest = Callable[[bytes, bytes], bytes | None]
 Advance = Callable[[int, int], None]
 
 
@@ -50,12 +55,15 @@ class Comparison:
     """The source and its copy, as they are now.
 
     history: whether the copy keeps that: the metadata of transactions, and the ends of objects.
-    left_out: is told each blob of which the source has damaged data: it may be missing in the copy. By default that is
-    an error.
+    left_out: is told each blob of which the source has no data, or damaged data: it may be missing in the copy. By
+    default the first is a difference, the second an error.
+    theirs, ours: the storages of relstore's inside of the two, if there are any.
     """
 
-    def __init__(self, source: Any, copy: Any, history: bool = True, left_out: Callable[[str], None] | None = None):
+    def __init__(self, source: Any, copy: Any, history: bool = True, left_out: Callable[[str], None] | None = None,
+                 theirs: RelStore | None = None, ours: RelStore | None = None):
         self._source, self._copy, self._history = source, copy, history
+        self._digest_of_theirs, self._digest_of_ours = digests(source, theirs), digests(copy, ours)
         self._blobs, self._left_out = IBlobStorage.providedBy(source), left_out
         self.transactions = self.records = self.blobs = 0
 
@@ -97,20 +105,32 @@ class Comparison:
                 yield f'{where}: object {oid_repr(oid)} {"was not copied" if ours is None else "is not in the source"}.'
             elif theirs != ours:
                 yield f'{where}: object {oid_repr(oid)} has other bytes than in the source.'
-            elif theirs.is_blob and self._blobs:
+            elif theirs.is_blob:
+                if not self._blobs:
+                    raise ConfigurationError(NO_BLOBS)
                 yield from self._blob(where, oid, theirs.tid, ours.tid)
 
     def _blob(self, where: str, oid: bytes, original_tid: bytes, tid: bytes) -> Iterator[str]:
         try:
-            theirs = _digest_of(lambda: self._source.openCommittedBlobFile(oid, original_tid))
+            theirs = self._digest_of_theirs(oid, original_tid)
         except DamagedBlob as error:
             if self._left_out is None:
                 raise
             self._left_out(str(error))
-            theirs = None
-        ours = _digest_of(lambda: self._copy.openCommittedBlobFile(oid, tid))
-        self.blobs += theirs is not None
-        if theirs is not None and theirs != ours:
+            return
+        if theirs is None:
+            lacking = f'{where}: the blob {oid_repr(oid)} has no data in the source.'
+            if self._left_out is None:
+                yield lacking
+            else:
+                self._left_out(lacking)
+            return
+        try:
+            ours = self._digest_of_ours(oid, tid)
+        except DamagedBlob:
+            ours = b''
+        self.blobs += 1
+        if theirs != ours:
             yield f'{where}: the blob {oid_repr(oid)} has {"no" if ours is None else "other"} data in the copy.'
 
 
@@ -126,16 +146,37 @@ def _only(original: _Content | None, copied: _Content | None) -> str:
     return f'Transaction {tid_repr(copied.tid)} is not in the source; what comes after it was not compared.'
 
 
-def _digest_of(opened: Callable[[], IO[bytes]]) -> bytes | None:
-    try:
-        file = opened()
-    except POSKeyError:
-        return None
-    digest = hashlib.sha256()
-    with file:
-        while piece := file.read(PIECE_BYTES):
-            digest.update(piece)
-    return digest.digest()
+def digests(storage: Any, relstore: RelStore | None) -> Digest:
+    """Return what tells the digest of a blob's data. relstore: the storage of relstore's that is inside, if any.
+
+    Of that the data is read where it is, and not from the files that are cached of it.
+    """
+    def by_file(oid: bytes, tid: bytes) -> bytes | None:
+        try:
+            file = storage.openCommittedBlobFile(oid, tid)
+        except POSKeyError:
+            return None
+        with file:
+            return measured(iter(lambda: file.read(PIECE_BYTES), b'')).digest
+
+    def inside(session: Session, oid: int, tid: int) -> bytes | None:
+        assert relstore is not None
+        data = relstore.database.blobs.data(session, oid, tid)
+        if data is None:
+            return None
+        found = measured(data.pieces)
+        if data.record not in (None, found):
+            raise damaged(oid, tid, data.record and data.record.size, found.size)
+        return found.digest
+
+    def by_database(oid: bytes, tid: bytes) -> bytes | None:
+        assert relstore is not None
+        try:
+            return relstore.database.pool.attempt(inside, u64(oid), u64(tid))
+        except POSKeyError:
+            return None
+
+    return by_file if relstore is None else by_database
 
 
 def _short(value: object) -> str:

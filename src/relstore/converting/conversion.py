@@ -32,7 +32,7 @@ class Copied:
 
 
 class Conversion:
-    """source, destination: open. inner: the storage of relstore's in the destination, if there is one.
+    """source, destination: open. inner, source_inner: the storages of relstore's in them, if there are any.
 
     at: the tid up to which is copied; '' stands for all.
     left_out: is told each blob that the source lacks, which then is no error.
@@ -40,14 +40,14 @@ class Conversion:
     """
 
     def __init__(self, source: Any, destination: Any, inner: RelStore | None = None, at: bytes = b'',
-                 left_out: Tell | None = None):
+                 left_out: Tell | None = None, source_inner: RelStore | None = None):
         if not hasattr(source, 'iterator'):
             raise ConfigurationError(f'{source.getName()} cannot tell its transactions, so it cannot be copied.')
         if not IStorageRestoreable.providedBy(destination):
             raise ConfigurationError(f'{destination.getName()} cannot be copied into: it takes no transactions of the '
                                      'past.')
         self._source, self.destination, self._inner, self._at = source, destination, inner, at
-        self._left_out = left_out
+        self._left_out, self._source_inner = left_out, source_inner
         # Without history only what is current is wanted.
         self._keeps_history = bool(getattr(destination, 'supportsUndo', lambda: True)())
         self.copied = Copied()
@@ -125,10 +125,27 @@ class Conversion:
         yield from self.source.iterator((u64(last) + 1).to_bytes(8, 'big') if u64(last) else None)
 
     def comparison(self) -> Comparison:
-        """Return a comparison of all that is in both."""
-        # A commit to a copy that is in use already is no difference.
-        copy = Until(self.destination, self._at or self._source.lastTransaction())
-        return Comparison(self.source, copy, self._keeps_history, self._left_out)
+        """Return a comparison of all that was copied, or where nothing was copied now, of all that is in the source."""
+        source, last = self._compared
+        return Comparison(source, Until(self.destination, last), self._keeps_history, self._left_out,
+                          self._source_inner, self._inner)
+
+    @property
+    def _compared(self) -> tuple[Any, bytes]:
+        """What is compared of the source, and up to which tid.
+
+        What is committed to the source after it was copied, or to a copy that is in use already, is no difference.
+        """
+        last = self._at or self._known or self.last_of_source
+        keep = self._keeps_history and _keeps_history(self._source)
+        return (Until(self.source, last) if keep else self.source), last
+
+    @property
+    def newer_ones(self) -> int:
+        """How many transactions the copy has that are newer than all of the source: they are not compared."""
+        last = self._at or max(self._known, self.last_of_source)
+        with copying.iterated(self.destination, (u64(last) + 1).to_bytes(8, 'big')) as transactions:
+            return sum(1 for _ in transactions)
 
     def leave_out(self, what: str) -> None:
         """Tell what another process has found to be damaged."""
@@ -140,9 +157,9 @@ class Conversion:
 
         They have few transactions at first, so that a small source is shared, too.
         """
-        start, count, size, tid = None, 0, 0, self._at or self.last_of_source
-        last = tid
-        with copying.iterated(self.source) as transactions:
+        source, last = self._compared
+        start, count, size, tid = None, 0, 0, last
+        with copying.iterated(source) as transactions:
             for transaction in transactions:
                 if size == RANGE_TRANSACTIONS << min(count // RANGES_OF_A_SIZE, RANGE_DOUBLINGS):
                     yield start, tid

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from argparse import ArgumentTypeError
 from contextlib import closing, contextmanager
 from unittest import mock
 
@@ -71,6 +72,11 @@ class Times(Convert):
     def test_times(self):
         self.assertEqual(convert._tid('2026-11-23T12:00'), convert._tid('2026-11-23 14:00:00+02:00'))
         self.assertLess(convert._tid('2026-11-22'), convert._tid('2026-11-23'))
+
+    def test_times_of_no_transaction(self):
+        for text in '9999-12-31', '1899-12-31', '5900-01-01':
+            with self.assertRaisesRegex(ArgumentTypeError, 'no time that a transaction can have'):
+                convert._tid(text)
 
     def test_times_are_in_utc(self):
         self.addCleanup(time.tzset)

@@ -6,15 +6,14 @@ from unittest import mock
 from ZODB.FileStorage import FileStorage
 from ZODB.utils import u64
 
-from relstore.cli import verifying
+from relstore.cli import convert, verifying
 from relstore.cli.workers import in_processes
 from relstore.converting import conversion
 from relstore.converting.conversion import Conversion
 from relstore.converting.filestorage import LiveFileStorage
+from relstore.tests.support.backends import SQLiteHistoryPreserving, cases
 from relstore.tests.support.converting import Convert
 from relstore.tests.support.layers import Processes
-
-SECONDS = 60
 
 
 class Verifying(Convert):
@@ -105,13 +104,75 @@ class Verifying(Convert):
                     site.restore(record.oid, each.tid, record.data, '', None, each)
                 site.tpc_vote(each)
                 site.tpc_finish(each)
-        [line] = self.told_differences()
+        line, *others = self.told_differences()
         self.assertRegex(line, r'^Transaction 0x\w+ is not in the source')
+        for other in others:        # of ranges after it
+            self.assertIn('has no data in the source', other)
 
     def test_what_is_newer_in_the_copy_is_no_difference(self):
         """It is in use already."""
         self.change('number', 'in use', self.filestorage('copy'))
-        self.assertIn(' are equal', self.works('--verify-only', *self.options, self.path, self.copy))
+        out = self.works('--verify-only', *self.options, self.path, self.copy)
+        self.assertIn(' are equal', out)
+        self.assertIn('The copy has 1 newer transaction, which was not compared', out)
+
+    def test_the_description(self):
+        data = (self.here / 'copy.fs').read_bytes()
+        (self.here / 'copy.fs').write_bytes(data.replace(b'change folder', b'change FOLDER'))
+        [line] = self.told_differences()
+        self.assertIn(': its description is ', line)
+
+    def test_blobs_of_the_source(self):
+        """They are named, and there: else that is told, whatever the copy has."""
+        for file in (*self.blobs.rglob('*.blob'), *(self.here / 'copy.blobs').rglob('*.blob')):
+            file.unlink()
+        lines = self.told_differences()
+        self.assertEqual([line.partition(' has ')[2] for line in lines], 2 * ['no data in the source.'])
+        os.rename(self.blobs, self.here / 'elsewhere')
+        status, out, err = self.told('--verify-only', *self.options, self.path, self.copy)
+        self.assertEqual((status, out), (2, ''))
+        self.assertIn('name the directory that they are in', err)
+
+    def test_as_of_a_time(self):
+        """Each process compares what was there then."""
+        tids = [each.tid for each in self.source().iterator()]
+        with mock.patch.object(convert, '_tid', lambda text: tids[4]):
+            copy = f'sqlite://{self.here}/then?blob-dir={self.here}/then.blobs'
+            self.works(self.path, copy, '--at', 'then')
+            self.assertIn('Compared: 5 transactions',
+                          self.works('--verify-only', *self.options, self.path, copy, '--at', 'then'))
+
+
+class InTheDatabase(Convert):
+    """What was copied is in the database, and perhaps in files that are cached of it, which prove nothing."""
+
+    def test_blobs_that_are_gone(self):
+        self.fill()
+        destination = self.config(f'blob-dir {self.here}/cache', 'blob-cache-fill-on-commit true')
+        self.works(self.path, destination, '--verify')
+        with closing(self.open_storage(blob_dir=str(self.here / 'cache'))) as storage:
+            for change, told in (("UPDATE blob_chunk SET chunk = x'6f74686572'", 'other'), ('DELETE FROM blob_chunk', 'no')):
+                storage.database.pool.attempt(lambda session, change=change: session.run(change))
+                for options in (), ('--jobs', '2'):
+                    status, out, _ = self.told('--verify-only', *options, self.path, destination)
+                    self.assertEqual((status, out.count(f'has {told} data in the copy')), (1, 2), out)
+
+    def test_what_a_process_cannot_open(self):
+        """It is a sentence, as where one process compares."""
+        self.fill()
+        destination = self.config(f'blob-dir {self.here}/cache')
+        self.works(self.path, destination)
+
+        def parts(conversion, *others, real=verifying._parts):
+            os.rename(self.path, self.here / 'moved.fs')
+            return real(conversion, *others)
+
+        with mock.patch.object(verifying, 'WORTH_BYTES', 0), mock.patch.object(verifying, '_parts', parts):
+            status, _, err = self.told('--verify-only', '--jobs', '2', self.path, destination)
+        self.assertEqual(status, 2)
+        self.assertEqual(len(err.splitlines()), 1, err)
+        self.assertIn('Data.fs', err)
+        self.assertNotIn('died', err)
 
 
 class VerifyingApart(Verifying):
@@ -164,3 +225,7 @@ class Ranges(Convert):
             for source in memory, free:
                 self.assertIn('are equal', self.works(source, copy, '--verify', '--clear', '--yes', '--jobs', '2'))
             self.assertFalse(apart.called)
+
+
+cases(globals(), InTheDatabase, backends=(SQLiteHistoryPreserving,))
+del Convert, InTheDatabase
