@@ -37,6 +37,7 @@ from ZODB.BaseStorage import DataRecord
 from ZODB.POSException import ConflictError
 from ZODB.utils import p64, u64
 
+from relstore import readers
 from relstore.adapters.base import LARGEST
 from relstore.adapters.commits.base import AnyCommit, Ballot, Copy, Metadata, newest
 from relstore.caching.epochs import Origin
@@ -86,41 +87,73 @@ class Bulk:
         finally:
             self._thread.shutdown()     # waits for what is under way
 
+    def ahead(self, transactions: Iterable[Any]) -> Iterator[Any]:
+        """Yield the transactions that are to be added, read ahead by other processes where that helps.
+
+        Where the source fails, what came before is committed.
+        """
+        # How records are unwrapped cannot be told to another process.
+        read = readers.ahead(transactions, self._database.adapter.keep_history)
+        try:
+            yield from transactions if self._database.is_wrapped else read
+        except Exception:
+            self._end()
+            raise
+
     def add(self, tid: bytes, transaction: Any) -> None:
         """Take a transaction. Errors may be of any that were taken before."""
         records = iter(transaction)
         taken = _Taken(tid, transaction)
-        left = self._take(taken, records)
+        try:
+            left = self._take(taken, records)
+        except Exception:       # the source's
+            self._end()
+            raise
         if left is not None:
             self._end()
             self._progress(tid, *self._single(tid, transaction, chain(taken.again(), left, records)))
             return
         batch = self._batch
         batch.taken.append(taken)
-        batch.size += taken.size + ROW_BYTES
+        batch.size += taken.bytes + (taken.count + 1) * ROW_BYTES
         if batch.size >= BATCH_BYTES or time.monotonic() > batch.began + BATCH_SECONDS:
             self._send()
 
     def _take(self, taken: _Taken, records: Iterator[Any]) -> list[Any] | None:
         """Read the records of a transaction. If one of them has to go one by one, return it, unread."""
-        database, rows = self._database, taken.rows
+        database, rows, look = self._database, taken.rows, self._look
         digest, largest = database.adapter.keep_history, min(database.adapter.largest_state, LARGE_BYTES)
         untransform = database.untransform
         if u64(taken.tid) > LARGEST:
             return []
-        for record in records:
-            self._look()
-            state, oid = record.data, u64(record.oid)
-            if type(state) is not bytes or len(state) > largest or oid > LARGEST or taken.size > LARGE_BYTES:
-                return [record]
-            md5, refs, is_of_blob = described(state, untransform, digest)
-            if is_of_blob:
-                return [record]
-            data_tid = record.data_txn
-            rows[oid] = Pending(oid, 0, True, len(state), md5, refs, u64(data_tid) if data_tid else None, state, -1)
-            taken.count += 1
-            taken.bytes += len(state)
-            taken.size += len(state) + ROW_BYTES
+        found = getattr(taken.transaction, 'rows', None)
+        if found is not None and max([row[0] for row in found], default=0) <= LARGEST:
+            look()
+            for oid, md5, refs, data_tid, state in found:
+                size = len(state)
+                rows[oid] = Pending(oid, 0, True, size, md5, refs, data_tid, state, -1)
+                taken.bytes += size
+            taken.count = len(found)
+            return None
+        count = sizes = 0
+        try:
+            for record in records:
+                look()
+                state, oid = record.data, int.from_bytes(record.oid, 'big')     # half as long as u64
+                if type(state) is not bytes or oid > LARGEST:
+                    return [record]
+                size = len(state)
+                if size > largest or sizes + count * ROW_BYTES > LARGE_BYTES:
+                    return [record]
+                md5, refs, is_of_blob = described(state, untransform, digest)
+                if is_of_blob:
+                    return [record]
+                data_tid = record.data_txn
+                rows[oid] = Pending(oid, 0, True, size, md5, refs, u64(data_tid) if data_tid else None, state, -1)
+                count += 1
+                sizes += size
+        finally:
+            taken.count, taken.bytes = count, sizes
         return None
 
     def _send(self) -> None:
@@ -236,12 +269,12 @@ class _Batch:
 
 
 class _Taken:
-    """A transaction with those of its records that were read. count, bytes: of records; size: with what rows take."""
+    """A transaction with those of its records that were read. count, bytes: of records."""
 
     def __init__(self, tid: bytes, transaction: Any):
         self.tid, self.transaction = tid, transaction
         self.rows: dict[int, Pending] = {}
-        self.count = self.bytes = self.size = 0
+        self.count = self.bytes = 0
 
     def copy(self) -> Copy:
         return Copy(u64(self.tid), Metadata.of(self.transaction, self.transaction.status == 'p'),

@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -123,25 +123,34 @@ def copy_transactions(source: Any, destination: IStorageRestoreable, guard: Guar
         files = BlobFiles(source, destination, destination.database.untransform)
     single = partial(_copy_one, destination, guard, files)
     with (iterated(source, p64(u64(last) + 1) if u64(last) else None) as transactions,
-          _adding(destination, single, guard.look, progress or (lambda tid, records, size: None)) as add):
-        for stamp, transaction in rising(transactions, last):
-            add(stamp.raw(), transaction)
+          _copies(destination, single, guard.look, progress or (lambda tid, records, size: None)) as copies):
+        for stamp, transaction in rising(copies.ahead(transactions), last):
+            copies.add(stamp.raw(), transaction)
     guard.prove()
     files.warn()
 
 
-@contextmanager
-def _adding(destination: Any, single: Single, look: Callable[[], None], progress: Progress
-            ) -> Iterator[Callable[[bytes, Any], None]]:
-    """Yield what copies a transaction, in bulk where the destination can do that; see bulk.py. Else by `single`."""
+def _copies(destination: Any, single: Single, look: Callable[[], None], progress: Progress) -> Any:
+    """Return what takes transactions: in bulk where the destination can do that, see bulk.py; else one by one."""
     # Of its class: a wrapper would pass on the question, and its records would stay as they are.
     in_bulk = getattr(type(destination), 'bulk', None)
     bulk = None if in_bulk is None else in_bulk(destination, single, look, progress)
-    if bulk is None:
-        yield lambda tid, transaction: progress(tid, *single(tid, transaction, transaction))
-    else:
-        with bulk:
-            yield bulk.add
+    return _OneByOne(single, progress) if bulk is None else bulk
+
+
+class _OneByOne(AbstractContextManager[Any]):
+
+    def __init__(self, single: Single, progress: Progress):
+        self._single, self._progress = single, progress
+
+    def __exit__(self, *error: object) -> None:
+        """All is committed already."""
+
+    def ahead(self, transactions: Iterable[Any]) -> Iterable[Any]:
+        return transactions
+
+    def add(self, tid: bytes, transaction: Any) -> None:
+        self._progress(tid, *self._single(tid, transaction, transaction))
 
 
 def _copy_one(destination: Any, guard: Guard | Unguarded, files: BlobFiles, tid: bytes, transaction: Any,

@@ -296,6 +296,11 @@ class Database:
         except Exception:       # whatever a wrapper raises for a record that it did not wrap
             return state
 
+    @property
+    def is_wrapped(self) -> bool:
+        """Whether a wrapper around this storage may change records."""
+        return self.untransform is not bytes
+
     def cache_stats(self) -> dict[str, int]:
         return self.cache.stats() | {
             'ahead_fetched': self.ahead.fetched,

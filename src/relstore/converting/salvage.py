@@ -158,6 +158,9 @@ class _Salvaged(FileTransactions):
         super().__init__(path, descriptor, end)
         self._tell = tell
 
+    def place(self, begin: int, header: TxnHeader) -> None:
+        """No other process reads it, for that would not look for damage as this one does."""
+
     def _header(self, pos: int) -> TxnHeader:
         """Return a header that is right, or of which the second length, or what follows, is damaged."""
         try:

@@ -151,7 +151,8 @@ class InTheDatabase(Convert):
         destination = self.config(f'blob-dir {self.here}/cache', 'blob-cache-fill-on-commit true')
         self.works(self.path, destination, '--verify')
         with closing(self.open_storage(blob_dir=str(self.here / 'cache'))) as storage:
-            for change, told in (("UPDATE blob_chunk SET chunk = x'6f74686572'", 'other'), ('DELETE FROM blob_chunk', 'no')):
+            for change, told in (("UPDATE blob_chunk SET chunk = x'6f74686572'", 'other'),
+                                 ('DELETE FROM blob_chunk', 'no')):
                 storage.database.pool.attempt(lambda session, change=change: session.run(change))
                 for options in (), ('--jobs', '2'):
                     status, out, _ = self.told('--verify-only', *options, self.path, destination)

@@ -209,13 +209,16 @@ class Commit(Generic[SomeAdapter, SomeSession]):
 AnyCommit = Commit[Any, Any]
 
 
-def revisions(copies: Iterable[Copy], current: Mapping[int, int]) -> Iterator[tuple[Copy, int, Pending]]:
-    """Yield (copy, tid of the revision before or 0, row) of all rows. current: the tids of the objects before all."""
+def revisions(copies: Iterable[Copy], current: Mapping[int, int]) -> Iterator[tuple[int, int, Pending]]:
+    """Yield (tid, tid of the revision before or 0, row) of all rows. current: the tids of the objects before all."""
     now = dict(current)
+    before = now.get
     for copy in copies:
+        tid = copy.tid
         for row in copy.rows:
-            yield copy, now.get(row.oid, 0), row
-            now[row.oid] = copy.tid
+            oid = row.oid
+            yield tid, before(oid, 0), row
+            now[oid] = tid
 
 
 def newest(copies: Iterable[Copy]) -> dict[int, tuple[int, Pending]]:

@@ -27,8 +27,8 @@ class Copies:
         if self._adapter.keep_history:
             self._insert(sql.insert_transactions, map(_transaction, copies))
             self._insert(sql.insert_copies, (
-                (row.oid, copy.tid, before, row.md5, row.size or 0, row.held, row.refs, row.data_tid)
-                for copy, before, row in revisions(copies, self._current)))
+                (row.oid, tid, before, row.md5, row.size or 0, row.held, row.refs, row.data_tid)
+                for tid, before, row in revisions(copies, self._current)))
             self._insert(sql.point_copied, ((oid, tid) for oid, (tid, _) in last.items()))
         else:
             self._insert(sql.insert_copies, (

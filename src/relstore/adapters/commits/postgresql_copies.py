@@ -90,12 +90,13 @@ def _transaction_row(copy: Copy) -> bytes:
 
 
 def _revision_rows(copies: Sequence[Copy], current: dict[int, int]) -> Iterator[bytes]:
-    for copy, before, row in revisions(copies, current):
-        state = row.held or b''
+    for tid, before, row in revisions(copies, current):
+        state, refs, data_tid = row.held or b'', row.refs, row.data_tid
         size = len(state)
         yield b''.join((
-            _revision(8, 8, row.oid, 8, copy.tid, 8, before, 32, (row.md5 or '').encode(), 8, size, size), state,
-            _value(row.refs), NULL if row.data_tid is None else _number(8, row.data_tid)))
+            _revision(8, 8, row.oid, 8, tid, 8, before, 32, (row.md5 or '').encode(), 8, size, size), state,
+            NULL if refs is None else _size(len(refs)), refs or b'',
+            NULL if data_tid is None else _number(8, data_tid)))
 
 
 def _only_rows(rows: dict[int, tuple[int, Pending]]) -> Iterator[bytes]:

@@ -144,8 +144,8 @@ class SQLiteCommit(Commit['SQLiteAdapter', FileSession]):
                 (sql.insert_transaction, [(copy.tid, metadata.packed, metadata.user, metadata.description,
                                            metadata.extension)
                                           for copy in copies for metadata in [copy.metadata]]),
-                (sql.insert_state, [(row.oid, copy.tid, before, row.md5, row.size or 0, row.held, row.refs,
-                                     row.data_tid) for copy, before, row in revisions(copies, self.current)]),
+                (sql.insert_state, [(row.oid, tid, before, row.md5, row.size or 0, row.held, row.refs, row.data_tid)
+                                    for tid, before, row in revisions(copies, self.current)]),
                 (sql.point_current, [(oid, tid) for oid, (tid, _) in last.items()])])
         else:
             self.session.fill([(sql.insert_state, [
