@@ -111,7 +111,8 @@ def copy_transactions(source: Any, destination: IStorageRestoreable, guard: Guar
 
     An interrupted copy is resumed. StorageError: the destination has something else, or garbage may have been removed
     from it.
-    progress: called after each transaction with its tid, its number of records and their size in bytes.
+    progress: called after each transaction with its tid, its number of records and their size in bytes. Some of those
+    that follow may be there already, so that they are not told if it raises an exception.
     files: of the source's blobs; by default what cannot be copied is left out, and told in the end.
     known: the newest transaction of which is known that it was copied from this source, if any is.
     """
