@@ -86,6 +86,11 @@ class Bulk:
                 self._end()
         finally:
             self._thread.shutdown()     # waits for what is under way
+            if self._under_way is not None:     # nobody asks for its result: something else has ended the copy
+                batch, future = self._under_way
+                error = future.exception() or future.result()
+                log.info('%d more transactions were %s', len(batch.taken),
+                         'copied.' if error is None else f'not copied: {error}')
 
     def ahead(self, transactions: Iterable[Any]) -> Iterator[Any]:
         """Yield the transactions that are to be added, read ahead by other processes where that helps.
