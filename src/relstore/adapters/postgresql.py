@@ -33,6 +33,7 @@ from relstore.errors import (
     Unavailable,
 )
 from relstore.sessions.session import Row, Session
+from relstore.sessions.statement import Statement
 
 if TYPE_CHECKING:
     from relstore.adapters.addresses import PostgreSQL as Address
@@ -137,10 +138,11 @@ class PostgreSQLAdapter(Adapter):
             raise
         return session
 
-    def _often(self, session: Session) -> list[str]:
+    def _often(self, session: Session) -> list[Statement]:
         """Return the statements worth preparing. A commit gains nothing if parameters are part of EXECUTE's text."""
-        return [self.sql.load_at, self.sql.load_many,
-                *([self.sql.poll, self.sql.vote, self.sql.finish] if session.binds else [])]
+        sql = self.sql
+        return [sql.load_at, sql.load_many, sql.chunks,
+                *([sql.poll, sql.vote, sql.finish, sql.finish_with_blobs] if session.binds else [])]
 
     def prepare_schema(self, create: bool) -> None:
         with self.completion() as completion:

@@ -8,13 +8,14 @@ from typing import Any
 
 from relstore.errors import ConfigurationError
 from relstore.sessions.pipeline import Row
+from relstore.sessions.statement import Statement
 
 
 def _no_pid(connection: Any) -> int:
     raise NotImplementedError('This driver is told of no process')
 
 
-def _no_plans(connection: Any, scripts: Iterable[str]) -> dict[str, str]:
+def _no_plans(connection: Any, scripts: Iterable[Statement]) -> dict[str, str]:
     raise NotImplementedError('This driver prepares no statements')
 
 
@@ -41,7 +42,7 @@ class Driver:
     # Are parameters sent beside the statement, with bytes unchanged? Otherwise they are part of its text.
     binds: bool = False
     # (connection, scripts): have the server keep their statements -> what to send instead of each, where different
-    prepare: Callable[[Any, Iterable[str]], dict[str, str]] = _no_plans
+    prepare: Callable[[Any, Iterable[Statement]], dict[str, str]] = _no_plans
     # (connection, COPY .. FROM STDIN, its data)
     copy_in: Callable[[Any, str, Iterable[bytes]], None] = _no_copy
     # (module): would one choose it, as it is installed?

@@ -22,6 +22,7 @@ from relstore.errors import (
 )
 from relstore.sessions.driver import Driver
 from relstore.sessions.pipeline import Connection, Row
+from relstore.sessions.statement import PARAMETER, Statement
 
 # The setting that PostgreSQL names when too many locks have used up its shared memory.
 LOCKS = 'max_locks_per_transaction'
@@ -138,13 +139,14 @@ def _fetch_psycopg2(cursor: Any) -> list[Row]:
             for row in cursor.fetchall()]
 
 
-def _prepare_psycopg2(connection: Any, scripts: Iterable[str]) -> dict[str, str]:
-    prepare, execute = [], {}
-    for number, sql in enumerate(scripts):
+def _prepare_psycopg2(connection: Any, statements: Iterable[Statement]) -> dict[str, str]:
+    prepare, execute = [], dict[str, str]()
+    for number, sql in enumerate(statements):
         first, *rest = sql.split('%s')
         text = first + ''.join(f'${n}{piece}' for n, piece in enumerate(rest, 1))
         prepare.append(f'PREPARE relstore_{number} AS {text}')
-        execute[sql] = f'EXECUTE relstore_{number} ({", ".join(["%s"] * len(rest))})'
+        values = ', '.join(f'${name}' for name in PARAMETER.findall(sql.named))
+        execute[sql] = Statement(f'EXECUTE relstore_{number} ({values})', sql.parameters, sql.placeholder)
     connection.cursor().execute(';\n'.join(prepare), ())
     return execute
 
@@ -166,7 +168,7 @@ class _Chunks:
         return bytes(piece)
 
 
-def _prepare_psycopg(connection: Connection, scripts: Iterable[str]) -> dict[str, str]:
+def _prepare_psycopg(connection: Connection, scripts: Iterable[Statement]) -> dict[str, str]:
     connection.prepare(scripts)
     return {}
 

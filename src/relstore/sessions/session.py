@@ -156,7 +156,7 @@ class Session:
         """Return the length of bytes in the text of a statement, if they are sent in that."""
         return self._driver.literal_size(value)
 
-    def prepare(self, scripts: Iterable[str]) -> None:
+    def prepare(self, scripts: Iterable[Statement]) -> None:
         """Have the server keep the statements of these scripts, and their plans: from now on they run faster."""
         self._instead = self._do(self._driver.prepare, self._connection, scripts)
         self.prepared = True

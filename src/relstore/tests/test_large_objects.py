@@ -51,6 +51,19 @@ class Proxied(BlobSuite):
 
 class Messages(Proxied):
 
+    def test_prepared(self):
+        """To plan what reads a small blob, or commits one, took longer than to run it."""
+        oid = self.new_oid()
+        tid = commit_blobs(self.mine, {oid: self.file(b'small')})
+        self.assertEqual(blob(self.mine, oid, tid), b'small')
+        with self.mine.database.pool.session() as session:
+            wanted = ['lo_get']
+            if session.binds:
+                wanted += ['lo_from_bytea', 'relstore_finish', 'INTO "public".blob_chunk']
+            used = ';'.join(text for text, in session.all(
+                'SELECT statement FROM pg_prepared_statements WHERE generic_plans + custom_plans > 0'))
+            self.assertEqual([name for name in wanted if session.prepared and name not in used], [])
+
     def cost(self, *blobs: int, **more) -> int:
         """Return the round trips of a commit with blobs of these sizes."""
         files = {self.new_oid(): self.file(self.data(size)) for size in blobs}
