@@ -6,7 +6,7 @@ deleted through one connection.
 """
 import re
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,7 +16,7 @@ import pymysql
 
 import relstore
 from relstore.adapters.addresses import Address
-from relstore.blobs.base import KEY, SHARED
+from relstore.blobs.base import KEY
 from relstore.tests.support.watch import AnyWatch
 
 # Bytes of states from which on new files take less time than the rows, which PostgreSQL would keep until a vacuum.
@@ -57,12 +57,10 @@ class Emptying:
 
     def _zap_all(self, address: Address, keep_history: bool, watch: AnyWatch) -> tuple[str, ...]:
         # A database with blobs is opened by those alone who say where they are.
-        try:
-            shared = _meta(watch).get(KEY) == SHARED
-        except (psycopg2.errors.UndefinedTable, pymysql.err.ProgrammingError):      # a test has dropped it
-            shared = False
+        with suppress(psycopg2.errors.UndefinedTable, pymysql.err.ProgrammingError):    # a test has dropped it
+            watch.rows('DELETE FROM relstore_meta WHERE name = %s', KEY)
         with TemporaryDirectory() as blobs, closing(relstore.RelStore(
-                address, keep_history=keep_history, blob_dir=blobs, shared_blob_dir=shared)) as storage:
+                address, keep_history=keep_history, blob_dir=blobs)) as storage:
             storage.zap_all()
             storage.database.adapter.writers.set('relstore')        # a test may have said otherwise
             return self.statements(storage.database.adapter.sql)
@@ -116,9 +114,10 @@ class EmptyingPostgreSQL(Emptying):
         return tuple(statement for statement in sql.zap.split(';\n') if not statement.startswith('LOCK'))
 
     def chosen(self, watch, statements):
-        # RelStorage's trigger would remove the chunks of blobs that the statement before has removed.
+        # The trigger of blob_chunk, ours or RelStorage's, would remove the large objects that the statement before has
+        # removed.
         as_they_are = watch.one("SELECT pg_total_relation_size('object_state') > %s "
-                                'OR EXISTS (SELECT FROM pg_trigger WHERE NOT tgisinternal)', MANY)
+                                'OR EXISTS (SELECT FROM blob_chunk)', MANY)
         for statement in statements:
             tables = re.fullmatch(r'TRUNCATE (.*)', statement, re.DOTALL)
             if tables and not as_they_are:
