@@ -4,8 +4,8 @@ Files lie as in the caches of ZEO and RelStorage, whose warm cache is used on: <
 revision never changes, so a file that is there is right, and it is served without a lock and without a question.
 
 A file is written to the temporary directory of its process (temporary.py), which does not count. When it is complete
-room is made, and it is renamed to where it belongs, under one lock of all processes (clock.py). So a process that is
-killed leaves nothing that counts, and nobody sees a part of a file.
+room is made, and it is renamed to where it belongs; where there is a bound, under one lock of all processes (clock.py).
+So a process that is killed leaves nothing that counts, and nobody sees a part of a file.
 
 A blob that finds no room, because it is larger than the bound or all others are open, is served from the temporary
 directory, to one connection and until its transaction ends.
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -35,6 +34,7 @@ from relstore.blobs.files import (
     size_of,
     use,
 )
+from relstore.blobs.remover import Remover
 from relstore.blobs.temporary import Temporary
 from relstore.errors import ConfigurationError, StorageError, Unavailable
 
@@ -62,7 +62,7 @@ class BlobCache:
         with explained(f'The blob cache {self.directory} cannot be used'):
             os.makedirs(self.directory, exist_ok=True)
             self._check_layout()
-            self._shared = _Shared(self.directory, sys.maxsize if limit is None else limit)
+            self._shared = _Shared(self.directory, limit)
         self._large = _Large()
 
     def new_instance(self) -> BlobCache:
@@ -132,6 +132,10 @@ class BlobCache:
             remove(source)
             raise
 
+    def discard(self, paths: Iterable[str]) -> None:
+        """Remove files of new_path() that nobody needs any more, soon: nobody waits for that but close()."""
+        self._shared.remover.remove(paths)
+
     def forget_large(self) -> None:
         """Remove the files that found no room, when the transaction has ended: but those that are open next time."""
         self._large.forget()
@@ -152,6 +156,7 @@ class BlobCache:
     def close(self) -> None:
         """Give up the temporary directory, for all instances of this process."""
         self.forget_large()
+        self._shared.remover.close()
         self._shared.temporary.close()
 
     def _check_layout(self) -> None:
@@ -234,9 +239,10 @@ class _Large:
 class _Shared:
     """What all instances of a process have together."""
 
-    def __init__(self, directory: str, limit: int):
+    def __init__(self, directory: str, limit: int | None):
         self.temporary = Temporary(directory)
         self.temporary.remove_debris(ABANDONED)
+        self.remover = Remover()
         self.clock = Clock(directory, limit)
         try:
             self.clock.begin()

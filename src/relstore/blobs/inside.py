@@ -115,6 +115,9 @@ class PendingInDatabase(Files):
         commit.repeat_records(copies)
 
     def committed(self, tid: int) -> None:
-        for oid, path in self.paths.items() if self._fill else ():
+        if not self._fill:
+            self._cache.discard(self.paths.values())
+            self.paths.clear()
+        for oid, path in self.paths.items():
             with suppress(StorageError):         # then it is fetched when it is wanted
                 self._cache.adopt(oid, tid, path)

@@ -18,7 +18,8 @@ from ZODB.POSException import ConflictError, POSKeyError, StorageError, UndoErro
 from ZODB.tests.hexstorage import HexStorage
 from ZODB.utils import p64, u64
 
-from relstore.blobs import base
+from relstore.blobs import base, remover
+from relstore.blobs.files import remove
 from relstore.errors import ConfigurationError, Deadlock, OutcomeUnknown
 from relstore.tests.support.backends import EITHER_MODE, OTHER_MODE, cases
 from relstore.tests.support.blob_site import LARGE, BlobSite
@@ -374,6 +375,33 @@ class InDatabase(Suite):
         oid, tid = self.put(LARGE, 'filled', self.new_db(filling))
         with mock.patch.object(filling.database.pool, 'borrow', side_effect=AssertionError):
             filling.loadBlob(oid, tid)
+
+    def test_a_commit_waits_for_no_file(self):
+        """To remove one may take the disk longer than all the rest of a commit."""
+        may, gone = threading.Event(), []
+
+        def slow(path):
+            if not may.wait(60):
+                raise AssertionError('the commit waits for this')
+            remove(path)
+            gone.append(path)
+
+        with mock.patch.object(remover, 'remove', slow):
+            revisions = [self.put(b'small', 'small'), self.put(LARGE, 'large')]
+            self.assertEqual(gone, [])
+            may.set()
+            self.storage.close()
+        self.assertEqual([os.path.exists(path) for path in gone], [False, False])
+        self.assertEqual(list((self.here / 'blobs' / '.relstore').rglob('*')), [])
+        self.assertEqual(len(set(revisions)), 2)
+
+    def test_many_files_at_once(self):
+        """They do not pile up: who commits removes some himself."""
+        with mock.patch.object(remover, 'WAITING', 3), self.db.transaction() as connection:
+            for n in range(10):
+                connection.root()[n] = Blob(b'%d' % n)
+        self.storage.close()
+        self.assertEqual(list((self.here / 'blobs' / '.relstore').rglob('*')), [])
 
     def test_larger_than_the_cache(self):
         storage = self.opened(blob_dir=str(self.here / 'small'), blob_cache_size=1000)
