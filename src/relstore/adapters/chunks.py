@@ -9,7 +9,6 @@ wherever the data goes. RelStorage records nothing: its blobs are taken as they 
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -40,27 +39,6 @@ class Record(NamedTuple):
     """What the data of a blob is. size: in bytes. digest: SHA-256, 32 bytes."""
     size: int
     digest: bytes
-
-
-class Source(NamedTuple):
-    """The data of a new blob, in memory or in a file that stays as it is. path: '' if it is in memory."""
-    size: int
-    path: str = ''
-    data: bytes = b''
-
-    @classmethod
-    def of_file(cls, path: str) -> Source:
-        return cls(os.path.getsize(path), path)
-
-    def open(self) -> IO[bytes]:
-        return open(self.path, 'rb', buffering=0) if self.path else io.BytesIO(self.data)
-
-    def read(self) -> bytes:
-        """Return all of it."""
-        if not self.path:
-            return self.data
-        with open(self.path, 'rb') as file:
-            return file.read()
 
 
 class Data(NamedTuple):

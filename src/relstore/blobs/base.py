@@ -11,7 +11,7 @@ from ZODB.interfaces import IBlob
 from ZODB.POSException import Unsupported
 
 from relstore.adapters.base import Adapter
-from relstore.adapters.chunks import Data, Record, Source, measured, record_of
+from relstore.adapters.chunks import Data, Record, record_of
 from relstore.adapters.commits.base import AnyCommit
 from relstore.blobs.files import explained
 from relstore.errors import ConfigurationError
@@ -24,8 +24,6 @@ KEY, INSIDE, SHARED, STORED = 'blobs', 'database', 'directory', 'store'
 PLACES = {INSIDE: ('in itself', 'set shared-blob-dir false, and leave blob-store out'),
           SHARED: ('in a directory', 'set shared-blob-dir true, and leave blob-store out'),
           STORED: ('in an object storage', 'name it with blob-store')}
-# Bytes of a blob that a transaction keeps in memory, and of all of them together.
-SMALL_BYTES, HELD_BYTES = 1 << 16, 1 << 20
 # There once a move has begun: then chunks in the database tell nothing of where blobs are.
 MOVED = 'blobs-moved'
 
@@ -81,14 +79,12 @@ class Pending:
 class Files(Pending):
     """Where there is a directory, which files are moved into at once: who has stored one may remove its own.
 
-    paths: by oid, of those that are there. held: by oid, the data of which the file is removed already. records: of the
-    data, by oid; see record().
+    paths: by oid, of those that are there. records: of the data, by oid; see record().
     """
 
     def __init__(self, blobs: Blobs):
         self._blobs = blobs
         self.paths: dict[int, str] = {}
-        self.held: dict[int, bytes] = {}
         self.records: dict[int, Record] = {}
         self.oids: set[int] = set()
 
@@ -110,30 +106,8 @@ class Files(Pending):
         for oid in list(self.paths):
             self._remove(oid)
 
-    def hold_small(self) -> None:
-        """Read small files into memory, and remove them.
-
-        Before the commit that costs next to nothing. After it a file system that the database has just synced makes the
-        one who removes a new file wait, for as long as the rest of a small commit takes (ext4).
-        """
-        room = HELD_BYTES - sum(map(len, self.held.values()))
-        for oid, path in list(self.paths.items()):
-            with explained(f'The blob {oid:#x} cannot be read'):
-                if os.path.getsize(path) <= min(SMALL_BYTES, room):
-                    with open(path, 'rb') as file:
-                        data = file.read()
-                    self._remove(oid)
-                    self.held[oid], self.records[oid] = data, measured(iter([data]))
-                    room -= len(data)
-
-    def sources(self) -> dict[int, Source]:
-        """Return the data, by oid."""
-        in_files = {oid: Source.of_file(path) for oid, path in self.paths.items()}
-        return in_files | {oid: Source(len(data), data=data) for oid, data in self.held.items()}
-
     def _remove(self, oid: int) -> None:
         self.records.pop(oid, None)
-        self.held.pop(oid, None)
         path = self.paths.pop(oid, None)
         if path is not None:
             with suppress(FileNotFoundError):

@@ -105,10 +105,8 @@ class PendingInDatabase(Files):
         self._cache, self._fill = blobs.cache, blobs.fill_on_commit
 
     def send(self, commit: AnyCommit) -> None:
-        if not self._fill:
-            self.hold_small()
         self.record()
-        commit.send_blobs(self.sources(), self.records)
+        commit.send_blobs(self.paths, self.records)
 
     def copy(self, commit: AnyCommit, copies: Mapping[int, int]) -> None:
         commit.copy_blobs(copies)

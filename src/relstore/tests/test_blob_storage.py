@@ -18,7 +18,7 @@ from ZODB.POSException import ConflictError, POSKeyError, StorageError, UndoErro
 from ZODB.tests.hexstorage import HexStorage
 from ZODB.utils import p64, u64
 
-from relstore.blobs import base, remover
+from relstore.blobs import remover
 from relstore.blobs.files import remove
 from relstore.errors import ConfigurationError, Deadlock, OutcomeUnknown
 from relstore.tests.support.backends import EITHER_MODE, OTHER_MODE, cases
@@ -409,28 +409,6 @@ class InDatabase(Suite):
         self.put(LARGE, db=db)
         self.assertEqual(self.get(db=db), LARGE)
         self.assertEqual([path.stat().st_size for path in (self.here / 'small').rglob('*.blob')], [])
-
-    def test_small_ones_are_held(self):
-        """What is small has no file any more when the commit is voted, as long as all of it is not large."""
-        count = base.HELD_BYTES // base.SMALL_BYTES
-        data = {f'blob {number}': LARGE[number:number + base.SMALL_BYTES] for number in range(count + 2)}
-        data |= {'larger': LARGE[:base.SMALL_BYTES + 1], 'empty': b''}
-        files = []
-        commit = self.storage.database.adapter.commit_type
-
-        def vote(*args, real=commit.vote):
-            files.append(len(self.names()))
-            return real(*args)
-
-        with mock.patch.object(commit, 'vote', vote), self.db.transaction() as connection:
-            for name, content in data.items():
-                connection.root()[name] = blob = Blob()
-                with blob.open('w') as file:
-                    file.write(content)
-        self.assertEqual(files, [3])        # two for which there was no room, and the larger one
-        self.assertEqual(self.names(), [])
-        for name, content in data.items():
-            self.assertEqual(self.get(name), content)
 
     def test_a_chunk_is_missing(self):
         oid, tid = self.put(LARGE)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ZODB.POSException import POSKeyError
 
-from relstore.adapters.chunks import PIECE_BYTES, Record, Source, record_of
+from relstore.adapters.chunks import PIECE_BYTES, Record, record_of
 from relstore.adapters.commits.base import Ballot, Metadata
 from relstore.adapters.commits.mysql_blobs import SMALL
 from relstore.errors import Disconnected, StorageError
@@ -56,8 +56,7 @@ class Suite(unittest.TestCase):
         bases, oids = dict(bases), sorted({*(files or ()), *(copies or ()), *oids})
         commit = adapter.commit_type(adapter, session, Metadata(b'', b'', b'', False), None)
         if files:
-            commit.send_blobs({oid: Source.of_file(path) for oid, path in files.items()},
-                          {oid: record_of(path) for oid, path in files.items()})
+            commit.send_blobs(files, {oid: record_of(path) for oid, path in files.items()})
         ballot = Ballot(epoch=session.epoch, timeout=10, bases=[(oid, bases.get(oid, 0)) for oid in oids],
                         locks=[oid for oid in oids if bases.get(oid)])
         verdict = commit.vote(ballot)
@@ -151,7 +150,7 @@ class Suite(unittest.TestCase):
             session = self.adapter.connect()
             self.addCleanup(session.close)
             commit = self.adapter.commit_type(self.adapter, session, Metadata(b'', b'', b'', False), None)
-            commit.send_blobs({1: Source.of_file(self.file(data))}, {1: Record(len(data), bytes(32))})
+            commit.send_blobs({1: self.file(data)}, {1: Record(len(data), bytes(32))})
             self.assertEqual(self.rows(), [])
             session.rollback()
             self.begin({1: self.file(data)}, session=session)
@@ -346,7 +345,7 @@ class OnServer(Suite):
         one = self.adapter.connect()
         self.addCleanup(one.close)
         commit = self.adapter.commit_type(self.adapter, one, Metadata(b'', b'', b'', False), None)
-        commit.send_blobs({1: Source.of_file(self.file(bytes(2 * MB))), 3: Source.of_file(self.file(bytes(MB)))}, {})
+        commit.send_blobs({1: self.file(bytes(2 * MB)), 3: self.file(bytes(MB))}, {})
         with self.session() as other:
             other.run('SET SESSION innodb_lock_wait_timeout = 1')
             other.run('SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED')

@@ -111,8 +111,7 @@ class Stored(BlobSuite):
                 self.fail('is a conflict')
             adapter = self.storage.database.adapter
             with self.storage.database.pool.session() as session:
-                commit = adapter.commit_type(adapter, session, None, None)
-                commit.send_blobs({oid: chunks.Source.of_file(self.file(data))}, {})
+                adapter.commit_type(adapter, session, None, None).send_blobs({oid: self.file(data)}, {})
             self.assertBlob(oid, tid, b'before')
             self.assertEqual(self.orphans(), before)
 

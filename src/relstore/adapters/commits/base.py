@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ZODB.interfaces import IStorageTransactionMetaData
 
-from relstore.adapters.chunks import Record, Source
+from relstore.adapters.chunks import Record
 from relstore.adapters.numbers import COMMIT_LOCK, EVERYBODY, SOME_OBJECTS
 from relstore.errors import LockTimeout, Unavailable
 from relstore.sessions.session import Session
@@ -119,11 +119,11 @@ class Commit(Generic[SomeAdapter, SomeSession]):
         """
         return False
 
-    def send_blobs(self, sources: Mapping[int, Source], records: Mapping[int, Record]) -> None:
+    def send_blobs(self, files: Mapping[int, str], records: Mapping[int, Record]) -> None:
         """Send the data of blobs before the vote, where the database takes it without a lock; at most once.
 
-        sources: by oid, which stay as they are until the commit has ended. Small ones may travel with a later message.
-        The data of an object's revision before is replaced where no history is kept.
+        files: by oid the path of the file that holds it, which stays as it is until the commit has ended. Small ones
+        may travel with a later message. The data of an object's revision before is replaced where no history is kept.
         records: by oid what is to be recorded of the data; of what goes to another place than the database, too.
         Nobody sees any of it before finish, and nothing of it is left where the commit does not happen.
         """

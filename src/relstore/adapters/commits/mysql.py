@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from relstore.adapters.chunks import Record, Source
+from relstore.adapters.chunks import Record
 from relstore.adapters.commits.base import Ballot, Commit, Copy, Verdict, lock_timeout
 from relstore.adapters.commits.mysql_blobs import ChunkRows
 from relstore.adapters.commits.mysql_copies import TEXT_BYTES, Copies
@@ -58,8 +58,8 @@ class MySQLCommit(Commit['MySQLAdapter', Session]):
     _blobs: ChunkRows | None = None
     _waited = 0.0           # by choose_tid
 
-    def send_blobs(self, sources: Mapping[int, Source], records: Mapping[int, Record]) -> None:
-        self._rows_of_blobs().send(sources, records)
+    def send_blobs(self, files: Mapping[int, str], records: Mapping[int, Record]) -> None:
+        self._rows_of_blobs().send(files, records)
 
     def copy_blobs(self, copies: Mapping[int, int]) -> None:
         self._rows_of_blobs().repeat(copies)

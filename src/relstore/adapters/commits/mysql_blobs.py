@@ -18,12 +18,13 @@ way.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain, count
 from typing import TYPE_CHECKING
 
-from relstore.adapters.chunks import Record, Source, pieces
+from relstore.adapters.chunks import Record, pieces
 from relstore.adapters.mysql_messages import LIST, Statement, lists, send, with_rows
 from relstore.sessions.session import Row, Session
 
@@ -54,27 +55,27 @@ class ChunkRows:
         self.deleted: Collection[int] = ()
         self.ahead, self.size = False, 0
 
-    def send(self, sources: Mapping[int, Source], records: Mapping[int, Record]) -> None:
+    def send(self, files: Mapping[int, str], records: Mapping[int, Record]) -> None:
         """See Commit.send_blobs."""
-        self._send_data(sources)
+        self._send_data(files)
         self._records = records
         if len(records) <= LIST:
             self.size += len(records) * RECORD_BYTES
         else:
             self._send_records(records)
 
-    def _send_data(self, sources: Mapping[int, Source]) -> None:
-        self._replaced = [*sources]
-        if len(sources) <= LIST and sum(source.size for source in sources.values()) <= SMALL:
-            self._small = [(oid, number, chunk) for oid, source in sources.items()
-                           for number, chunk in enumerate(_pieces(source, SMALL))]
+    def _send_data(self, files: Mapping[int, str]) -> None:
+        self._replaced = [*files]
+        if len(files) <= LIST and sum(map(os.path.getsize, files.values())) <= SMALL:
+            self._small = [(oid, number, chunk) for oid, path in files.items()
+                           for number, chunk in enumerate(_pieces(path, SMALL))]
             self.size = sum(self._size_of(row) for row in self._small)
         else:
-            self._send(sources)
+            self._send(files)
 
-    def _send(self, sources: Mapping[int, Source]) -> None:
+    def _send(self, files: Mapping[int, str]) -> None:
         statements: list[Statement] = [(self._sql.begin_chunks, ())]
-        for rows in self._messages(sources):
+        for rows in self._messages(files):
             statements.append((with_rows(self._sql.send_chunks, len(rows)), [*chain.from_iterable(rows)]))
             send(self._session, statements)
             statements = []
@@ -88,15 +89,15 @@ class ChunkRows:
         for some in lists((place, *records[oid]) for oid, place in self._records_waiting):
             send(self._session, [(with_rows(self._sql.send_records, len(some)), [*chain.from_iterable(some)])])
 
-    def _messages(self, sources: Mapping[int, Source]) -> Iterator[list[Row]]:
-        """Yield the rows of all sources in lists, each of which fits into a message."""
+    def _messages(self, files: Mapping[int, str]) -> Iterator[list[Row]]:
+        """Yield the rows of all files in lists, each of which fits into a message."""
         room = min(self._adapter.message_size, self._adapter.packet - OVERHEAD)
         longest = min(self._adapter.blob_chunk_bytes, room // 2 - ROW_OVERHEAD)     # in SQL it may be twice as long
         rows: list[Row] = []
         size = 0
-        for oid, source in sources.items():
+        for oid, path in files.items():
             place = self._wait(oid)
-            for number, chunk in enumerate(_pieces(source, longest)):
+            for number, chunk in enumerate(_pieces(path, longest)):
                 row = place, number, chunk
                 length = self._size_of(row)
                 if rows and size + length > room:
@@ -144,6 +145,6 @@ class ChunkRows:
         return statements
 
 
-def _pieces(source: Source, size: int) -> Iterator[bytes]:
-    with source.open() as file:
+def _pieces(path: str, size: int) -> Iterator[bytes]:
+    with open(path, 'rb', buffering=0) as file:
         yield from pieces(file, size)

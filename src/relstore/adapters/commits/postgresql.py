@@ -7,7 +7,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from relstore.adapters.arrays import array, binary_array, known, starts
-from relstore.adapters.chunks import Record, Source
+from relstore.adapters.chunks import Record
 from relstore.adapters.commits.base import Ballot, Commit, Copy, Verdict, lock_timeout
 from relstore.adapters.commits.postgresql_blobs import NewBlobs
 from relstore.adapters.commits.postgresql_copies import Copies
@@ -34,8 +34,8 @@ class PostgreSQLCommit(Commit['PostgreSQLAdapter', Session]):
     _blobs: NewBlobs | None = None
     _waited = 0.0               # seconds that choose_tid waited for the commit lock
 
-    def send_blobs(self, sources: Mapping[int, Source], records: Mapping[int, Record]) -> None:
-        self._new_blobs().add(sources, records)
+    def send_blobs(self, files: Mapping[int, str], records: Mapping[int, Record]) -> None:
+        self._new_blobs().add(files, records)
 
     def copy_blobs(self, copies: Mapping[int, int]) -> None:
         self._new_blobs().copy(copies)

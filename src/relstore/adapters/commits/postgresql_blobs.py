@@ -13,6 +13,7 @@ of finish. What could interleave:
 """
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
@@ -46,23 +47,24 @@ class NewBlobs:
         self.repeated: Mapping[int, int] = {}
         self.deleted: Collection[int] = ()
 
-    def add(self, sources: Mapping[int, chunks.Source], records: Mapping[int, chunks.Record]) -> None:
+    def add(self, files: Mapping[int, str], records: Mapping[int, chunks.Record]) -> None:
         """Send what is large; see Commit.send_blobs."""
-        self._oids, self._records = sorted(sources), records
-        in_order = [sources[oid] for oid in self._oids]
-        if sum(source.size for source in in_order) <= SMALL:
-            self._small = [source.read() for source in in_order]
+        self._oids, self._records = sorted(files), records
+        paths = [files[oid] for oid in self._oids]
+        if sum(map(os.path.getsize, paths)) <= SMALL:
+            self._small = list(map(_content, paths))
             return
         with explained(self._adapter):
-            self._send(in_order)
+            self._send(paths)
 
-    def _send(self, sources: list[chunks.Source]) -> None:
+    def _send(self, paths: list[str]) -> None:
         """The beginnings of many in one message, so that those of less than a piece need no more."""
         held: list[bytes] = []
         room = chunks.PIECE_BYTES
-        for source in sources:
-            with source.open() as file:
-                if held and source.size > room:
+        for path in paths:
+            with open(path, 'rb', buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                if held and size > room:
                     self._begin(held)
                     held, room = [], chunks.PIECE_BYTES
                 held.append(_piece(file))
@@ -112,6 +114,11 @@ class NewBlobs:
             values += new_array({*self._oids, *records, *self.deleted}),
         with explained(self._adapter):
             return self._session.script(self._sql.finish_with_blobs, values)
+
+
+def _content(path: str) -> bytes:
+    with open(path, 'rb') as file:
+        return file.read()
 
 
 def _piece(file: IO[bytes]) -> bytes:

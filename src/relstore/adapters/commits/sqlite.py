@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ZODB.utils import newTid, p64, u64
 
-from relstore.adapters.chunks import Record, Source, pieces
+from relstore.adapters.chunks import Record, pieces
 from relstore.adapters.commits.base import Ballot, Commit, Copy, Verdict, lock_timeout, newest, revisions
 from relstore.adapters.filesession import FileSession
 from relstore.adapters.numbers import COMMIT_LOCK, TOGETHER
@@ -32,15 +32,15 @@ class SQLiteCommit(Commit['SQLiteAdapter', FileSession]):
     last: int
     current: dict[int, int]
     written: int | None = None
-    _sources: Mapping[int, Source] = {}
+    _files: Mapping[int, str] = {}
     _records: Mapping[int, Record] = {}
     _copies: Mapping[int, int] = {}
     _repeated: Mapping[int, int] = {}
     _deleted: Collection[int] = ()
 
-    def send_blobs(self, sources: Mapping[int, Source], records: Mapping[int, Record]) -> None:
+    def send_blobs(self, files: Mapping[int, str], records: Mapping[int, Record]) -> None:
         """Nothing is sent: to write to the file takes the lock for writers. `stage` does, so a large blob holds it."""
-        self._sources, self._records = sources, records
+        self._files, self._records = files, records
 
     def copy_blobs(self, copies: Mapping[int, int]) -> None:
         self._copies = copies
@@ -133,7 +133,7 @@ class SQLiteCommit(Commit['SQLiteAdapter', FileSession]):
             statements = []
         if statements:
             self.session.fill(statements)
-        if self._sources or self._records or self._copies or self._repeated or self._deleted:
+        if self._files or self._records or self._copies or self._repeated or self._deleted:
             self._stage_blobs(tid)
         self.written = tid
 
@@ -157,10 +157,10 @@ class SQLiteCommit(Commit['SQLiteAdapter', FileSession]):
 
     def _stage_blobs(self, tid: int) -> None:
         session, sql = self.session, self._sql
-        for oid, source in self._sources.items():
+        for oid, path in self._files.items():
             if not self._adapter.keep_history:
                 session.run(sql.remove_chunks, (oid,))
-            with source.open() as file:
+            with open(path, 'rb', buffering=0) as file:
                 session.many(sql.insert_chunk, ((oid, tid, number, chunk) for number, chunk in enumerate(
                     pieces(file, self._adapter.blob_chunk_bytes))))
         if self._records:

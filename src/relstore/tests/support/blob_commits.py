@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from ZODB.blob import Blob
 
 import relstore
-from relstore.adapters.chunks import Source, record_of
+from relstore.adapters.chunks import record_of
 from relstore.adapters.commits.base import AnyCommit, Ballot, Metadata
 from relstore.sessions.session import Session
 from relstore.spool import Spool
@@ -35,8 +35,7 @@ def voted(storage: relstore.RelStore, session: Session, files: Mapping[int, str]
     for oid, state in {**dict.fromkeys([*files, *copies], RECORD), **states}.items():
         spool.put(oid, bases.get(oid, 0), state, data_tid=copies.get(oid))
     if files:
-        commit.send_blobs({oid: Source.of_file(path) for oid, path in files.items()},
-                          {oid: record_of(path) for oid, path in files.items()})
+        commit.send_blobs(files, {oid: record_of(path) for oid, path in files.items()})
     size = adapter.message_size
     sent = spool.size >= size and commit.send_ahead(spool.batches(size))
     rows = spool.rows()
