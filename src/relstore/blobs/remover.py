@@ -33,10 +33,12 @@ class Remover:
         if self._process != os.getpid():
             self._begin()
         for path in paths:
-            if self._paths.qsize() >= WAITING or not self._started():
+            if self._paths.qsize() >= WAITING:
                 _remove(path)
-            else:
-                self._paths.put(path)
+                continue
+            self._paths.put(path)       # before one looks for the thread, which ends when nothing is there
+            if not self._started() and (waiting := self._paths.get()) is not None:
+                _remove(waiting)
 
     def close(self) -> None:
         """Wait until all are removed."""

@@ -62,6 +62,42 @@ class OneProcess(Directory):
             self.add(cache, oid, 10_000)
         self.assertEqual(cache.size(), 500_000)
 
+    def test_without_a_bound_nobody_waits(self):
+        """Whoever has the lock, nothing is counted; who comes with a bound counts what is there."""
+        cache = self.cache(None)
+        cache.size()
+        with closing(_Locked(self.directory)), self.assertNoLogs('relstore', 'INFO'):
+            paths = [self.add(cache, oid) for oid in (1, 2, 998, 1)]
+        self.assertEqual(sorted(self.files()), sorted(set(paths)))
+        self.assertEqual((cache.size(), self.temporary()), (3000, []))
+        self.assertEqual(self.cache(2000).size(), self.bytes())
+        self.assertEqual(self.bytes(), 2000)
+
+    def test_without_a_bound_a_power_cut_leaves_what_is_old(self):
+        cache, index = self.cache(None), self.directory / clock.NAME
+        let_old(index, 5 * clock.UNWRITTEN)
+        path = Path(self.add(cache, 1))
+        let_old(path, 2 * clock.UNWRITTEN)
+        new = self.add(cache, 2)
+        with mock.patch.object(clock, '_boot', return_value=12345):
+            self.cache(None)
+        self.assertEqual((path.exists(), os.path.exists(new)), (True, False))
+
+    def test_the_lock_is_held_for_the_count_alone(self):
+        """To make a directory takes longer than all that is done under the lock, and others wait."""
+        cache, made = self.cache(), []
+
+        def mkdir(path, *arguments):
+            with closing(_Locked(self.directory, wait=False)):
+                made.append(path)
+            real(path, *arguments)
+
+        real = os.mkdir
+        with mock.patch.object(os, 'mkdir', mkdir):
+            path = self.add(cache, 1)
+        self.assertIn(os.path.dirname(path), made)
+        self.assert_right(10_000)
+
     def test_it_is_where_zeo_looks(self):
         layout, cache = BlobCacheLayout(), self.cache()
         rnd = random.Random(1)
@@ -413,11 +449,11 @@ class OneProcess(Directory):
 
 
 class _Locked:
-    """The lock of a cache, held until it is closed."""
+    """The lock of a cache, held until it is closed. BlockingIOError: somebody has it, and this does not wait."""
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path, wait: bool = True):
         self._descriptor = os.open(directory, os.O_RDONLY)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
     def close(self):
         os.close(self._descriptor)

@@ -23,6 +23,7 @@ from relstore.blobs.files import remove
 from relstore.errors import ConfigurationError, Deadlock, OutcomeUnknown
 from relstore.tests.support.backends import EITHER_MODE, OTHER_MODE, cases
 from relstore.tests.support.blob_site import LARGE, BlobSite
+from relstore.tests.support.patience import until
 from relstore.tests.support.stored_blobs import StoredBlobs
 
 
@@ -386,7 +387,7 @@ class InDatabase(Suite):
             remove(path)
             gone.append(path)
 
-        with mock.patch.object(remover, 'remove', slow):
+        with mock.patch.object(remover, 'WAITING', 100), mock.patch.object(remover, 'remove', slow):
             revisions = [self.put(b'small', 'small'), self.put(LARGE, 'large')]
             self.assertEqual(gone, [])
             may.set()
@@ -394,6 +395,27 @@ class InDatabase(Suite):
         self.assertEqual([os.path.exists(path) for path in gone], [False, False])
         self.assertEqual(list((self.here / 'blobs' / '.relstore').rglob('*')), [])
         self.assertEqual(len(set(revisions)), 2)
+
+    def test_a_file_for_which_no_thread_can_be_started(self):
+        """As at the end of a program: it is removed at once."""
+        with mock.patch.object(remover, 'WAITING', 100), \
+                mock.patch.object(threading.Thread, 'start', side_effect=RuntimeError("can't start new thread")):
+            self.put(b'small')
+        left = [path.name for path in (self.here / 'blobs' / '.relstore').rglob('*') if path.is_file()]
+        self.assertEqual(left, ['.lock'])
+
+    def test_a_thread_that_ends_meanwhile(self):
+        """A file is never left to a thread that has just found nothing to do."""
+        removing = remover.Remover()
+        with mock.patch.object(remover, 'WAITING', 100), mock.patch.object(remover, 'IDLE_SECONDS', 0.0):
+            for number in range(200):
+                path = self.here / str(number)
+                path.touch()
+                removing.remove([str(path)])
+                if number % 3:
+                    until(lambda path=path: not path.exists())
+            until(lambda: not [path for path in self.here.iterdir() if path.name.isdigit()])
+        removing.close()
 
     def test_many_files_at_once(self):
         """They do not pile up: who commits removes some himself."""

@@ -15,6 +15,7 @@ from transaction import TransactionManager
 from ZODB.blob import Blob
 from ZODB.utils import u64
 
+from relstore.blobs import remover
 from relstore.cli import databases
 from relstore.cli.main import main
 
@@ -33,6 +34,10 @@ class BlobSite(unittest.TestCase):
         super().setUp()
         self.here = Path(tempfile.mkdtemp(prefix='relstore-blobs-'))
         self.addCleanup(shutil.rmtree, self.here)
+        # At once, not in a thread: tests look for files as soon as a commit has ended.
+        at_once = mock.patch.object(remover, 'WAITING', 0)
+        at_once.start()
+        self.addCleanup(at_once.stop)
         transaction.abort()
         self.addCleanup(transaction.abort)
         self.storage = self.opened()
