@@ -15,11 +15,16 @@ it goes. Of any other the hand sets that time to zero. Who uses a file sets it a
 themselves when a file is read. ZEO and RelStorage remove those with the smallest time of access, which are the same.
 A file that is open stays. In the second round what was used goes, too.
 
+Without a bound nothing has to be counted: a file is renamed to where it belongs, without the lock. That many processes
+wait for each other at a busy machine takes longer than all the rest of a read. Who opens the directory with a bound
+later counts what is new.
+
 Nothing is written through to the disk. After a power cut a file that had been added shortly before may be there and
 lack its data; so those of the last minutes before the machine was booted are removed.
 """
 import fcntl
 import logging
+import math
 import os
 import stat
 import sys
@@ -44,6 +49,8 @@ PATIENCE = 10.0
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.0001, 0.002
 # Seconds for which a system may keep data in memory before it writes it to the disk, by far.
 UNWRITTEN = 600
+# Seconds after which a process that adds files without the lock says again that it does.
+TOUCH_SECONDS = 60.0
 
 # The file: a mark with the version in it, the checksum of what follows, which boot it was, where the hand is, the bytes
 # of all directories, unknown if those of any are; then those of each, and the time of modification (ns) as of which
@@ -56,11 +63,13 @@ UNKNOWN = -1
 
 
 class Clock:
-    """The files of a cache: at most `limit` bytes, at every moment. It takes its lock for each step."""
+    """The files of a cache: at most `limit` bytes, at every moment; None: without a bound."""
 
-    def __init__(self, directory: str, limit: int):
-        self._directory, self._limit = directory, limit
+    def __init__(self, directory: str, limit: int | None):
+        self._directory, self._is_bounded = directory, limit is not None
+        self._limit = sys.maxsize if limit is None else limit
         self._path = os.path.join(directory, NAME)
+        self._touched = -math.inf       # when the file was, by this process
 
     def path(self, oid: int, tid: int) -> str:
         rest, number = divmod(oid, DIRECTORIES)
@@ -71,9 +80,7 @@ class Clock:
         with self._locked() as count:
             before = count.booted
             count.booted = _boot()
-            for number in range(DIRECTORIES):
-                if count.time(number) != self._time(number):
-                    self._look(count, number)
+            self._look_at_changed(count)
             if before and before != count.booted:
                 self._distrust(count, count.written - UNWRITTEN)
             self._make_room(count, 0)
@@ -81,6 +88,8 @@ class Clock:
     def size(self) -> int:
         """Return how many bytes all files have, as far as is known."""
         with self._locked() as count:
+            if not self._is_bounded:
+                self._look_at_changed(count)
             return count.total
 
     def put(self, source: str, oid: int, tid: int, size: int) -> str | None:
@@ -91,13 +100,29 @@ class Clock:
         if size > self._limit:
             return None
         # Before the lock, for it takes longer than all that is done under it. Nothing is counted of an empty one.
-        os.makedirs(os.path.dirname(self.path(oid, tid)), exist_ok=True)
+        path = self.path(oid, tid)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if not self._is_bounded:
+            if size_of(path) == size:
+                os.unlink(source)
+            else:
+                _rename(source, path)
+            self._touch()
+            return path
         try:
             with self._locked() as count:
                 return self._put(count, source, oid, tid, size)
         except Unavailable as e:
             log.warning('%s', e)
             return None
+
+    def _touch(self) -> None:
+        """Have the time of the count tell when files were added: after a power cut those of its last minutes go."""
+        now = time.monotonic()
+        if now > self._touched + TOUCH_SECONDS:
+            self._touched = now
+            with suppress(OSError):     # it is another user's, or gone: then more is doubted, or nothing is counted yet
+                os.utime(self._path)
 
     def _put(self, count: '_Count', source: str, oid: int, tid: int, size: int) -> str | None:
         path, number = self.path(oid, tid), oid % DIRECTORIES
@@ -112,11 +137,7 @@ class Clock:
         if not self._make_room(count, size):
             return None
         count.save_without(number)
-        try:
-            os.replace(source, path)
-        except FileNotFoundError:       # somebody has removed the directory just now
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            os.replace(source, path)
+        _rename(source, path)
         count.set(number, count.bytes(number) + size, self._time(number))
         return path
 
@@ -153,6 +174,11 @@ class Clock:
                 count.save_without(number)
                 for file in doubtful:
                     remove_if_closed(file.path)
+                self._look(count, number)
+
+    def _look_at_changed(self, count: '_Count') -> None:
+        for number in range(DIRECTORIES):
+            if count.time(number) != self._time(number):
                 self._look(count, number)
 
     def _look(self, count: '_Count', number: int) -> list['_File']:
@@ -275,6 +301,14 @@ class _Count:
 
     def _checksum(self) -> int:
         return zlib.crc32(memoryview(self._numbers)[BOOT:])
+
+
+def _rename(source: str, path: str) -> None:
+    try:
+        os.replace(source, path)
+    except FileNotFoundError:       # somebody has removed the directory just now
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.replace(source, path)
 
 
 def _take(lock: int, directory: str) -> None:
