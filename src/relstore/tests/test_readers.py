@@ -144,7 +144,7 @@ sys.stdin.read()
                                   stdout=subprocess.PIPE, text=True)
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         self.assertEqual(len(pids), 2)
-        self.assertTrue(all(is_reader(pid) for pid in pids))
+        until(lambda: all(is_reader(pid) for pid in pids))      # exec is seen to begin before it shows its arguments
         parent.kill()
         parent.wait()
         parent.stdin.close()
