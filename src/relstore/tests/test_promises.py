@@ -547,6 +547,22 @@ class Oids(Suite):
                 each.result(60)
 
 
+    def test_between_vote_and_finish(self):
+        """Whoever has voted with oids from elsewhere keeps no other from it, who may have the lock of the commit."""
+        mine, theirs = voted(self.storage, (p64(70_000_000), z64, state(0))), TransactionMetaData()
+        tid = p64(u64(self.other.lastTransaction()) + 1)
+        with ThreadPoolExecutor(1) as threads:
+            def restore():
+                self.other.tpc_begin(theirs, tid)
+                self.other.restore(p64(80_000_000), tid, state(0), '', None, theirs)
+                self.other.tpc_vote(theirs)
+                return self.other.tpc_finish(theirs)
+
+            self.assertEqual(threads.submit(restore).result(30), tid)
+        self.assertGreater(self.storage.tpc_finish(mine), tid)
+        self.assertGreater(u64(self.opened().new_oid()), 80_000_000)
+
+
 class TestOidAllocator(TestCase):
 
     def setUp(self):
@@ -588,6 +604,23 @@ class Sequence(Suite):
             blocker.rows('SELECT pg_advisory_unlock(-5)')
             work.result(30)
         self.assertGreater(u64(self.other.new_oid()), 16 * 300_000)
+
+
+    def test_somebody_ends_the_statement(self):
+        """It leaves no lock behind, for its session lives on."""
+        watch, blocker = (self.enter(closing(Watch(self.dsn()))) for _ in range(2))
+        reserve = self.storage.database.adapter.reserve_oids
+        with self.storage.database.pool.session() as session, ThreadPoolExecutor(1) as threads:
+            blocker.rows('BEGIN')
+            blocker.rows('ALTER SEQUENCE zoid_seq OWNER TO CURRENT_USER')
+            work = threads.submit(reserve, session, 16 * 200_000)
+            watch.until('EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pid = %s)', session.backend_pid)
+            watch.rows('SELECT pg_cancel_backend(%s)', session.backend_pid)
+            with self.assertRaises(StorageError):
+                work.result(30)
+            blocker.rows('ROLLBACK')
+            self.assertEqual(watch.one("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"), 0)
+            self.other.database.pool.attempt(reserve, 16 * 200_000)
 
 
 class Forked(Suite):

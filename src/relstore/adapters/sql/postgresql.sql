@@ -391,7 +391,7 @@ SELECT c.zoid FROM (SELECT max(zoid) AS zoid FROM {current}) c, {zoid_seq} s
 WHERE c.zoid > 0 AND (c.zoid - 1) / 16 >= CASE WHEN s.is_called THEN s.last_value ELSE 0 END
 
 -- name: reserve_oids (block)
-SELECT {relstore_reserve_2}($block::bigint)
+SELECT {relstore_reserve_3}($block::bigint)
 
 -- Packing ------------------------------------------------------------------------------------------------------
 

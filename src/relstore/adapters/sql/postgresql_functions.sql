@@ -11,8 +11,8 @@
 -- they call and compare is exact.
 --
 -- Locks are RelStorage's: transaction-level advisory locks, keyed by oid, -1 for the commit. -3 is relstore's own:
--- shared from vote to finish, so that a large transaction, or a batch of a pack, can keep all others out; -5 for moving
--- the sequence.
+-- shared from vote to finish, so that a large transaction, or a batch of a pack, can keep all others out; -5, of the
+-- session, for moving the sequence.
 
 -- The key of a lock, where the storage is in a schema of its own: advisory locks are per database.
 -- name: relstore_key_2
@@ -30,20 +30,26 @@ CREATE FUNCTION {relstore_tid_1}(p_time timestamp) RETURNS bigint LANGUAGE sql I
 $$
 
 -- See to it that nextval gives none of the blocks up to p_block. Whoever else takes oids meanwhile must not see the
--- sequence go back: a short way is gone by nextval; a long one by setval, which nobody overtakes, one at a time.
--- name: relstore_reserve_2
-CREATE FUNCTION {relstore_reserve_2}(p_block bigint) RETURNS void LANGUAGE plpgsql
+-- sequence go back: a short way is gone by nextval; a long one by setval, which nobody overtakes, one at a time. A
+-- sequence moves at once, whatever becomes of the transaction, so its lock goes at once, too: in a transaction it would be
+-- waited for by somebody who has the lock of the commit, which its holder is about to take.
+-- name: relstore_reserve_3
+CREATE FUNCTION {relstore_reserve_3}(p_block bigint) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_last bigint;
 BEGIN
-    PERFORM pg_advisory_xact_lock({key}({oids_lock}::bigint));
+    PERFORM pg_advisory_lock({key}({oids_lock}::bigint));
     SELECT CASE WHEN s.is_called THEN s.last_value ELSE 0 END INTO v_last FROM {zoid_seq} s;
     IF v_last + 100000 < p_block THEN
         PERFORM setval('{zoid_seq}', p_block);
     ELSE
         PERFORM nextval('{zoid_seq}') FROM generate_series(v_last + 1, p_block);
     END IF;
+    PERFORM pg_advisory_unlock({key}({oids_lock}::bigint));
+EXCEPTION WHEN OTHERS OR query_canceled THEN
+    PERFORM pg_advisory_unlock({key}({oids_lock}::bigint));
+    RAISE;
 END $$
 
 -- name: relstore_load_1 [hp]
