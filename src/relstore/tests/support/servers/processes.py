@@ -6,8 +6,9 @@ import random
 import select
 import signal
 import socket
-import tempfile
 from pathlib import Path
+
+from relstore.tests.support import directories
 
 SECONDS_TO_STOP = 60
 
@@ -61,7 +62,7 @@ def unprivileged_user(preferred: str = 'postgres') -> pwd.struct_passwd:
 
 def directory_open_to_all() -> str:
     """Return where another user can reach a directory of ours, by a path short enough for a unix socket."""
-    wanted = Path(tempfile.gettempdir()).resolve()
+    wanted = Path(directories.disk()).resolve()
     reachable = all(path.stat().st_mode & 0o001 for path in (wanted, *wanted.parents))
     return str(wanted) if reachable and len(str(wanted)) < 50 else '/tmp'
 
