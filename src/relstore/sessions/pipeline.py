@@ -191,6 +191,9 @@ class Cursor:
     def fetchall(self) -> list[Row]:
         return self._connection.rows(self._result)
 
+    def close(self) -> None:
+        """Nothing to do: a result is complete when execute() returns."""
+
 
 @lru_cache(maxsize=500)
 def _statements(script: str, encoding: str) -> list[tuple[bytes, int]]:

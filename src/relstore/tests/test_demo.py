@@ -202,7 +202,7 @@ class RefusalTests(DemoTestCase):
 
     def test_empty_filestorage(self):
         FileStorage(self.path).close()
-        self.assertRefuses(self.path, 'no root object')
+        self.assertRefuses(self.path, 'is empty: nothing was ever stored in it')
 
     def test_damaged_filestorage(self):
         write_sample(self.path, transactions=20)
