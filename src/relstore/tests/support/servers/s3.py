@@ -1,5 +1,6 @@
 """An S3 server of our own: moto's, in a process of its own."""
 
+import functools
 import http.client
 import importlib.util
 import os
@@ -142,9 +143,17 @@ def shared_s3(test: unittest.TestCase) -> S3Server:
     """Return the server of all tests of this process that need one beside the server of their layer."""
     require_s3(test)
     if not _shared:
+        _read_definitions_once()
         _shared.append(S3Server({}))
         _shared[0].start()
     return _shared[0]
+
+
+def _read_definitions_once() -> None:
+    """Each client reads a megabyte of JSON that says what S3 can be asked: half of what a small test takes."""
+    from botocore.loaders import JSONFileLoader
+    read = functools.cache(JSONFileLoader().load_file)
+    JSONFileLoader.load_file = lambda self, path: read(path)
 
 
 _shared: list[S3Server] = []
