@@ -69,7 +69,7 @@ class Adapter:
     It writes: connect, bare_session, prepare_schema, completion, schema, changing_schema, table_holders, _poll,
         renew_epoch, new_oids, reserve_oids, lock_votes, sweep, forget_transactions, estimated_count, size, zap_all
 
-    It may override: look, begin_migration, new_meta, writes_alone, relations, columns, rehearse, run_ddl, define,
+    It may override: look, migration_locks, new_meta, writes_alone, relations, columns, rehearse, run_ddl, define,
         load_at, load_serials, load_many, epoch, end_epoch, lasting, is_learnt_late, begin_snapshot, revisions,
         changes, save_references, writing, add_garbage, vote_holders, conflict_with_commits, oid_list, revision_list
 
@@ -137,11 +137,12 @@ class Adapter:
         """Return the DDL of all there should be, by the name of the relation that it creates."""
         raise NotImplementedError
 
-    def begin_migration(self, session: Session, statements: Sequence[str], relations: set[str]) -> None:
-        """Within run_ddl: wait for transactions that have voted, and let no others vote; see migrations.py.
+    def migration_locks(self, statements: Sequence[str], relations: set[str]) -> list[str]:
+        """Return what a migration begins with: it waits for transactions that have voted, and lets no others vote.
 
-        statements: what will be run. relations: what is there. LockTimeout or Deadlock: it may be called again.
+        statements: those of the migration. relations: what is there. See migrations.py.
         """
+        return []
 
     def meta(self, session: Session) -> dict[str, str]:
         """Return what relstore has recorded about the database: among others its version and its random name."""

@@ -182,7 +182,8 @@ class Completion:
     def _make(self, step: Step) -> None:
         adapter, session = self._adapter, self.session
         if step.version:
-            adapter.begin_migration(session, step.statements, self._relations)
+            for statement in adapter.migration_locks(step.statements, self._relations):
+                session.run(statement)
         for statement in step.statements:
             adapter.define(session, statement)
         if not step.version and step.lock is None:

@@ -10,12 +10,11 @@ from typing import Any
 
 from relstore.adapters.file import File
 from relstore.adapters.queue import Queue
+from relstore.adapters.statements import Statements
 from relstore.errors import LockTimeout, StorageError
 from relstore.sessions.driver import Driver
-from relstore.sessions.session import Row, Session
+from relstore.sessions.session import ROLLBACK, Row, Session
 
-# Whether SQLite itself waits for a lock. Not in an SQL file: a session knows no adapter.
-IMPATIENT, PATIENT = 'PRAGMA busy_timeout = 0', 'PRAGMA busy_timeout = {}'
 # Between two tries to get the lock for writers: half of it makes all slower, twice as much some.
 LONGEST_PAUSE_SECONDS = 0.004
 
@@ -23,14 +22,15 @@ LONGEST_PAUSE_SECONDS = 0.004
 class FileSession(Session):
     """A session whose turn to write ends with its transaction.
 
-    patience: seconds to wait for anything but the lock for writers: a checkpoint, a recovery. place: the database's
-    File, if the session is one of the adapter's. `file` is the identity of that file when the session was opened.
+    patience: seconds to wait for anything but the lock for writers: a checkpoint, a recovery; sql.be_patient says so,
+    too. place: the database's File, if the session is one of the adapter's. `file` is the identity of that file when
+    the session was opened.
     """
 
-    def __init__(self, driver: Driver, uri: str, patience: float, queue: Queue, place: File | None = None):
-        self._queue, self._place = queue, place
+    def __init__(self, driver: Driver, uri: str, patience: float, sql: Statements, queue: Queue,
+                 place: File | None = None):
+        self._sql, self._queue, self._place = sql, queue, place
         self.file = place.about_to_open() if place else ''      # if it is replaced at this moment, a poll notices
-        self._patient = PATIENT.format(int(patience * 1000))
         super().__init__(driver, uri, patience)
 
     def begin_write(self, begin: str, timeout: float) -> None:
@@ -42,11 +42,11 @@ class FileSession(Session):
         """Begin a transaction and run more statements; return the rows of the last. None: the lock is not free."""
         try:
             if self._queue.take(self, 0):
-                return self.series([(IMPATIENT, ()), (begin, ()), (self._patient, ()), *then])
+                return self.series([(self._sql.be_impatient, ()), (begin, ()), (self._sql.be_patient, ()), *then])
         except LockTimeout:
             if self.in_transaction:     # something else was busy
                 self.rollback()
-            self.run(self._patient)
+            self.run(self._sql.be_patient)
         except StorageError:
             self.retire()               # it may be impatient still
             raise
@@ -59,7 +59,7 @@ class FileSession(Session):
         SQLite's own waiting is not used, because it sleeps longer and longer, up to 100 ms, while others come and go.
         """
         began = time.monotonic()
-        self.run(IMPATIENT)
+        self.run(self._sql.be_impatient)
         try:
             self._queue.take(self, timeout, lambda: self._is_free(begin))
             while True:
@@ -72,7 +72,7 @@ class FileSession(Session):
                         raise
                 time.sleep(random.uniform(0, LONGEST_PAUSE_SECONDS))
         finally:
-            self.run(self._patient)
+            self.run(self._sql.be_patient)
 
     def _is_free(self, begin: str) -> bool:
         """Return whether the lock is free."""
@@ -85,7 +85,7 @@ class FileSession(Session):
 
     def run(self, sql: str, parameters: Sequence[Any] = ()) -> int:
         count = super().run(sql, parameters)
-        if sql == 'COMMIT':
+        if sql == self._sql.commit:
             self._queue.end(self)
         return count
 
@@ -108,5 +108,5 @@ class FileSession(Session):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
         with suppress(StorageError):
             if self.in_transaction:
-                super().run('ROLLBACK')
+                super().run(ROLLBACK)
         self.broken = True

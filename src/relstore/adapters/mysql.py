@@ -92,17 +92,17 @@ class MySQLAdapter(Adapter):
     def schema(self) -> dict[str, str]:
         return self.sql.expanded(self.raw_schema())
 
-    def begin_migration(self, session: Session, statements: Sequence[str], relations: set[str]) -> None:
+    def migration_locks(self, statements: Sequence[str], relations: set[str]) -> list[str]:
         """Do first what can fail: a change cannot be undone here, and others see it at once.
 
         These locks wait for transactions that have voted, and for views. They last until changing_schema ends.
         """
         changed = [match.groups() for match in map(_CHANGED.match, statements) if match]
         tables = {'relstore_sweep'} & relations | {name for _, name in changed}
-        # In no SQL file, because they have the names of tables.
-        session.run('LOCK TABLES ' + ', '.join(f'{name} WRITE' for name in sorted(tables)))
-        for name in dict.fromkeys(name for how, name in changed if how == 'ALTER TABLE'):
-            session.run(f"ALTER TABLE {name} COMMENT ''")       # changes nothing
+        altered = dict.fromkeys(name for how, name in changed if how == 'ALTER TABLE')
+        # In no SQL file, because they have the names of tables. The others change nothing.
+        return ['LOCK TABLES ' + ', '.join(f'{name} WRITE' for name in sorted(tables)),
+                *(f"ALTER TABLE {name} COMMENT ''" for name in altered)]
 
     def raw_schema(self) -> Mapping[str, str]:
         return read('mysql_schema.sql', self.keep_history)
@@ -356,7 +356,7 @@ class MySQLAdapter(Adapter):
         All commits of a cluster write one row. So if neither has seen the other, one of the two fails.
         """
         if self.may_lag:
-            session.run(self._tables['write_in_order'])
+            session.run(self.sql.write_in_order)
 
     def sweep(self, session: Session, pack_id: int, after: int, upto: int) -> Swept:
         results = session.results(self.sql.sweep, (pack_id, after, upto))

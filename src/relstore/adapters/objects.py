@@ -126,10 +126,10 @@ class Objects:
 
     @contextmanager
     def _transaction(self, session: Session) -> Iterator[None]:
-        session.script(self._adapter.sql.begin_objects)
+        session.script(self._adapter.sql.begin)
         try:
             yield
-            session.run(self._adapter.sql.end_objects)
+            session.run(self._adapter.sql.commit)
         finally:
             session.rollback()
 

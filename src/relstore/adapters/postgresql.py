@@ -104,10 +104,9 @@ class PostgreSQLAdapter(Adapter):
             del texts['relstore_key_2']
         return self.sql.expanded(texts)
 
-    def begin_migration(self, session: Session, statements: Sequence[str], relations: set[str]) -> None:
+    def migration_locks(self, statements: Sequence[str], relations: set[str]) -> list[str]:
         """Lock relstore_sweep, on which every transaction that has voted holds a lock."""
-        if 'relstore_sweep' in relations:
-            session.run(self.sql.keep_votes_out)
+        return [self.sql.keep_votes_out] if 'relstore_sweep' in relations else []
 
     # Connect ------------------------------------------------------------------------------------------------------
 
@@ -216,27 +215,27 @@ class PostgreSQLAdapter(Adapter):
         """
         deadline = time.monotonic() + patience
         try:
-            session.run('BEGIN')
+            session.run(self.sql.begin)
             while session.all(self.sql.lock_schema) != [(True,)]:
-                session.run('ROLLBACK')
+                session.rollback()
                 if time.monotonic() > deadline:
                     raise Unavailable(f'{self} is being changed by {self.lock_holders(session, SCHEMA_LOCK)}, which '
                                       f'has not ended within {patience:g} s.')
                 time.sleep(SCHEMA_LOCK_PAUSE_SECONDS)
-                session.run('BEGIN')
+                session.run(self.sql.begin)
             session.all(self.sql.stay_in_transaction)
             yield
         finally:
             session.rollback()
 
     def run_ddl(self, session: Session, make: Callable[[], None]) -> None:
-        session.run('SAVEPOINT relstore_try')
+        session.run(self.sql.begin_try)
         try:
             session.all(self.sql.be_impatient, (milliseconds(TRY_SECONDS),))
             make()
-            session.run('COMMIT')
+            session.run(self.sql.commit)
         except (LockTimeout, Deadlock):
-            session.run('ROLLBACK TO SAVEPOINT relstore_try')
+            session.run(self.sql.undo_try)
             raise
 
     def table_holders(self, session: Session, table: str, readers: bool) -> str:
@@ -356,7 +355,7 @@ class PostgreSQLAdapter(Adapter):
         lock, *rest = self.sql.zap.parts
 
         def attempt() -> None:
-            session.run('BEGIN')
+            session.run(self.sql.begin)
             try:
                 # Not lock_timeout, which would apply to each table anew.
                 session.all(self.sql.end_after, (milliseconds(TRY_SECONDS),))
@@ -368,7 +367,7 @@ class PostgreSQLAdapter(Adapter):
                 for statement in rest:
                     session.run(statement)
                 self.renew_epoch(session)
-                session.run('COMMIT')
+                session.run(self.sql.commit)
             finally:
                 session.rollback()
 

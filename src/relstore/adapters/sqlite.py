@@ -61,7 +61,9 @@ class SQLiteAdapter(Adapter):
         self.objects, self.oid_file = ObjectsOnSQLite(self), OidFile(self)
         self.neighbours, self.looked_around = Neighbours(self.path), 0.0
         self.file = File(self.path)
-        self._tables = Tables(reserved=frozenset({'transaction'}))
+        self._tables = Tables(
+            reserved=frozenset({'transaction'}), busy_timeout_ms=str(int(BUSY_TIMEOUT_SECONDS * 1000)),
+            pragmas=';\n'.join(f'PRAGMA {name} = {value}' for name, value in self._pragmas.items()))
         self.sql = Statements('common.sql', 'sqlite.sql', keep_history=keep_history, macros=self._tables,
                               placeholder='?')
 
@@ -103,10 +105,10 @@ class SQLiteAdapter(Adapter):
     def _open(self, path: Path) -> FileSession:
         queue = queue_of(path)
         queue.join(writes=not self.read_only)       # first: see neighbours.py
-        session = self.connected(FileSession, path, queue, self.file if path == self.path else None)
+        session = self.connected(FileSession, path, self.sql, queue, self.file if path == self.path else None)
         try:
-            for name, value in self._pragmas.items():
-                session.run(f'PRAGMA {name} = {value}')     # as configured, so it is in no SQL file
+            for statement in self.sql.begin_session.parts:
+                session.run(statement)
         except BaseException:
             session.close()
             raise

@@ -42,7 +42,7 @@ class Writers:
             session.run(self._adapter.sql.set_meta, ('writers', who))
             if who == 'any':
                 session.run(self._adapter.sql.forget_whole)
-            session.run('COMMIT')
+            session.run(self._adapter.sql.commit)
 
     def make_index(self) -> None:
         """Create the index by which RelStorage polls, if there is none. PostgreSQL waits for open transactions."""

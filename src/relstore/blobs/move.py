@@ -92,7 +92,7 @@ class Move:
             session.run(adapter.sql.set_meta, (KEY, self._target.name))
             session.run(adapter.sql.stay_whole, (str(number + 1), str(number)))
             session.run(adapter.sql.count_sweep)
-            session.run('COMMIT')
+            session.run(adapter.sql.commit)
             return True
         finally:
             session.rollback()
@@ -197,9 +197,9 @@ def _transaction(adapter: Adapter, session: Session) -> Iterator[None]:
         if session.in_transaction:      # SQLite's has begun and ended
             yield
             return
-        session.run('START TRANSACTION')
+        session.script(adapter.sql.begin)
         try:
             yield
-            session.run('COMMIT')
+            session.run(adapter.sql.commit)
         finally:
             session.rollback()

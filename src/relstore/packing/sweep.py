@@ -95,12 +95,12 @@ class Sweep:
                     if time.monotonic() > until and tries < DOOR_TRIES // 2:
                         break
                 if many:
-                    session.run('COMMIT')       # what was spared is not looked at again
+                    session.run(self._adapter.sql.commit)       # what was spared is not looked at again
                     continue
                 self._refuse_another_database()
                 self._refuse_what_was_changed()
                 self._packs.start_sweep(self._pack, tid_of(time.time()))
-                session.run('COMMIT')
+                session.run(self._adapter.sql.commit)
                 self._marks_count = False
                 return
             except (LockTimeout, Deadlock):     # Deadlock: in a cluster, where others were faster
@@ -223,7 +223,7 @@ class Sweep:
             try:
                 self._adapter.lock_votes(self._session, patience)
                 self._packs.end_sweep(self._pack)
-                self._session.run('COMMIT')
+                self._session.run(self._adapter.sql.commit)
                 return
             except (LockTimeout, Deadlock):
                 if time.monotonic() > deadline:

@@ -15,6 +15,9 @@ from relstore.sessions.statement import Statement, arranged
 
 Result = TypeVar('Result')
 
+# In no SQL file: a session knows no adapter.
+ROLLBACK = 'ROLLBACK'
+
 FORKED = 'The connection belongs to the process that this one was forked from.'
 
 
@@ -169,7 +172,7 @@ class Session:
     def rollback(self) -> None:
         """Roll back the transaction, if one is open."""
         if not self.broken and self._do(self._driver.in_transaction, self._connection):
-            self.run('ROLLBACK')
+            self.run(ROLLBACK)
 
     def retire(self) -> None:
         """Have the pool close this session when it is given back."""

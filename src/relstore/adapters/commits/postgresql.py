@@ -53,7 +53,7 @@ class PostgreSQLCommit(Commit['PostgreSQLAdapter', Session]):
 
     def send_ahead(self, batches: Iterable[Batch]) -> bool:
         if not self.session.in_transaction:     # blobs were not sent before
-            self.session.run(self._sql.begin_vote)
+            self.session.run(self._sql.begin)
         for batch in batches:
             self._send(batch)
         return True
@@ -147,7 +147,7 @@ class PostgreSQLCommit(Commit['PostgreSQLAdapter', Session]):
         Copies(self._adapter, self.session, not self.since).write(copies)
 
     def finish_copies(self) -> None:
-        self.session.run('COMMIT')
+        self.session.run(self._sql.commit)
 
     def outcome(self, session: Session, oids: Sequence[int]) -> int | None:
         """A lost connection proves nothing: the backend may still wait for the commit lock, and commit later.

@@ -91,6 +91,12 @@ s.zoid, s.tid, coalesce({known}, r.refs),
 -- macro: state_of_g
 {then} {object_state} s ON s.zoid = g.zoid AND s.tid = g.tid
 
+-- Transactions -------------------------------------------------------------------------------------------------
+
+-- How they begin differs, and what rolls one back is in session.py.
+-- name: commit
+COMMIT
+
 -- Reading ------------------------------------------------------------------------------------------------------
 
 -- Of rows that another program has written the references are not known: NULL.

@@ -209,6 +209,12 @@ COMMIT
 SELECT CAST(UNIX_TIMESTAMP(create_time) AS CHAR) FROM information_schema.tables
 WHERE table_schema = DATABASE() AND table_name = 'relstore_epoch'
 
+-- Transactions -------------------------------------------------------------------------------------------------
+
+-- name: begin
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+START TRANSACTION
+
 -- Reading ------------------------------------------------------------------------------------------------------
 
 -- The order makes the index on tid the plan, whatever the statistics say.
@@ -273,13 +279,6 @@ INSERT INTO {relstore_digest} (digest, version, size, wanted, wisher, state)
 VALUES ($digest, $version, $size, {now_seconds}, $wisher, {object_used})
 ON DUPLICATE KEY UPDATE version = CASE WHEN state = {object_goes} THEN $version ELSE version END,
     wanted = {now_seconds}, wisher = $wisher, state = {object_used}
-
--- name: begin_objects
-SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
-START TRANSACTION
-
--- name: end_objects
-COMMIT
 
 -- Committing: one message for vote, one for finish. -------------------------------------------------------------
 
@@ -552,6 +551,10 @@ DELETE FROM {new_oid} WHERE zoid = $block
 SAVEPOINT relstore_oids;
 INSERT IGNORE INTO {new_oid} (zoid) VALUES ($block);
 ROLLBACK TO SAVEPOINT relstore_oids
+
+-- Of a pack, so that it conflicts with commits on other servers: see conflict_with_commits.
+-- name: write_in_order
+{write_in_order}
 
 -- Packing ------------------------------------------------------------------------------------------------------
 

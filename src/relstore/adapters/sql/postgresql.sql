@@ -113,12 +113,6 @@ FOR KEY SHARE
 -- macro: lock_if_free
 FOR UPDATE SKIP LOCKED
 
--- name: begin_objects
-BEGIN ISOLATION LEVEL READ COMMITTED
-
--- name: end_objects
-COMMIT
-
 -- What is recorded of them.
 -- macro: insert_records
 INSERT INTO {relstore_blob} (zoid, tid, size, digest)
@@ -138,6 +132,12 @@ pg_catalog.split_part(pg_catalog.current_setting('relstore.tid'), ' ', 1)::bigin
 -- With group commit.
 -- macro: wait_for_the_disk
 , pg_catalog.pg_logical_emit_message(true, 'relstore', '')::text
+
+-- Transactions -------------------------------------------------------------------------------------------------
+
+-- The role may have another level as its default.
+-- name: begin
+BEGIN ISOLATION LEVEL READ COMMITTED
 
 -- Reading ------------------------------------------------------------------------------------------------------
 
@@ -217,9 +217,6 @@ FROM {relstore_vote_6}($epoch::text, $timeout::text, $restored_tid::bigint, $alo
 SELECT kind, zoid, tid, state
 FROM {relstore_vote_6}($epoch::text, $timeout::text, $restored_tid::bigint, $alone::boolean, $each::boolean, $at::bigint, $locks::bigint[], $oids::bigint[], $tids::bigint[],
     $read_oids::bigint[], $read_tids::bigint[], $known_oids::bigint[], $known_tids::bigint[])
-
--- name: begin_vote
-BEGIN ISOLATION LEVEL READ COMMITTED
 
 -- name: unstage (oids)
 DELETE FROM pg_temp.relstore_stage WHERE zoid = ANY ($oids::bigint[])
@@ -631,6 +628,12 @@ SELECT pg_catalog.pg_try_advisory_xact_lock({schema_lock})
 -- name: stay_in_transaction
 SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true),
        pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true)
+
+-- name: begin_try
+SAVEPOINT relstore_try
+
+-- name: undo_try
+ROLLBACK TO SAVEPOINT relstore_try
 
 -- name: be_impatient (timeout)
 SELECT pg_catalog.set_config('lock_timeout', $timeout, true), pg_catalog.set_config('statement_timeout', '0', true)

@@ -48,6 +48,17 @@ CASE WHEN sweeping > 0 THEN sweeping ELSE -deleted END
 -- macro: in_batch
 pack_id = $pack_id AND zoid > $oid AND zoid <= $upto_oid
 
+-- As configured.
+-- name: begin_session
+{pragmas}
+
+-- Whether SQLite itself waits for a lock: not for that of writers, see filesession.py.
+-- name: be_impatient
+PRAGMA busy_timeout = 0
+
+-- name: be_patient
+PRAGMA busy_timeout = {busy_timeout_ms}
+
 -- The file is read by way of memory maps, and what is read so counts as memory of the process: not for a session that
 -- reads much of it.
 -- name: map_nothing
@@ -61,9 +72,6 @@ BEGIN
 
 -- name: begin_write
 BEGIN IMMEDIATE
-
--- name: commit
-COMMIT
 
 -- First (epoch, newest tid), then (number of the last sweep, newest tid up to the one asked about), then (oid, tid) of
 -- each object that changed after that, for every time that it did: there is no index by which to find the newest alone.
