@@ -24,6 +24,8 @@ from relstore.sessions.pipeline import Row
 # is not offered: MariaDB's client library cannot do that.
 TLS_MODES = 'disabled', 'preferred', 'required', 'verify_identity'
 TLS_DEMANDED = TLS_MODES[2:]
+# In no SQL file: it is sent before there is an adapter.
+CIPHER = "SHOW SESSION STATUS LIKE 'Ssl_cipher'"
 # The first version of PyMySQL that does not go on without TLS when it is demanded.
 TLS_IS_NOT_LEFT_OUT_VERSION = (1, 2)
 
@@ -118,7 +120,7 @@ def _connect_mysqlclient(MySQLdb: ModuleType, settings: Mapping[str, Any]) -> An
 def _is_encrypted(connection: Any) -> bool:
     """Ask the server: libmariadb 3.3 goes on without TLS if it is not offered, unless it checks the certificate."""
     cursor = connection.cursor()
-    cursor.execute("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
+    cursor.execute(CIPHER)
     [(_, cipher)] = cursor.fetchall()
     return bool(cipher)
 

@@ -47,7 +47,7 @@ from relstore.tests.support.left import THOROUGH
 from relstore.tests.support.objects import exists
 from relstore.tests.support.proxy import join_all_but
 from relstore.tests.support.records import counter, state, value_of
-from relstore.tests.support.watch import Watch
+from relstore.tests.support.unmade import unmade
 
 POSTGRESQL = Psycopg2HistoryPreserving, Psycopg2HistoryFree, Psycopg3HistoryPreserving, Psycopg3HistoryFree
 
@@ -429,25 +429,7 @@ class Creating(EveryStatement):
                 commit(storage, (storage.new_oid(), z64, state(1)))
 
         kinds = ('killed',) if isinstance(self, PostgreSQLBackend) else ('refused', 'killed')
-        self.every_statement(operate, lambda: self._nowhere(next(names)), check, kinds, step=1 if THOROUGH else 5)
-
-    def _nowhere(self, name):
-        """Return the address of where there are no tables yet."""
-        if isinstance(self, SQLiteBackend):
-            return self.address(name)
-        if isinstance(self, MySQLBackend):
-            arguments = self.layer.server.create_database(name)
-            self.addCleanup(self.layer.server.drop_database, name)
-            return relstore.MySQL(**arguments, driver=self.driver)
-        with closing(Watch(self.dsn())) as watch:
-            watch.rows(f'DROP SCHEMA IF EXISTS {name} CASCADE')
-            watch.rows(f'CREATE SCHEMA {name}')
-            self.addCleanup(self._drop, name)
-        return relstore.PostgreSQL(self.dsn(), driver=self.driver, schema=name)
-
-    def _drop(self, name):
-        with closing(Watch(self.dsn())) as watch:
-            watch.rows(f'DROP SCHEMA {name} CASCADE')
+        self.every_statement(operate, lambda: unmade(self, next(names)), check, kinds, step=1 if THOROUGH else 5)
 
 
 class SQLiteOutcome(EveryStatement):

@@ -19,16 +19,17 @@ BYTES = bytes(range(256)) + b'\\\'"%s;\n\\0\\x'
 TEXT = '\\\'"%s; \u00fc\u20ac'
 
 
-def exercise(open_storage: Callable[[], relstore.RelStore], packs: bool = True, count: int = COUNT) -> None:
+def exercise(open_storage: Callable[[], relstore.RelStore], packs: bool = True, count: int = COUNT,
+             votes: int = 2) -> None:
     """Raise an AssertionError, or what a storage raises, where something does not work.
 
     open_storage: opens another storage of one database, which is emptied. packs: not through a pooler.
-    count: of objects.
+    count: of objects. votes: how many may be undecided at the same time.
     """
     with ExitStack() as stack:
         site, other = (stack.enter_context(closing(open_storage())) for _ in range(2))
         site.zap_all()
-        Exercise(stack.enter_context(closing(DB(site))), site, other, count).run(packs)
+        Exercise(stack.enter_context(closing(DB(site))), site, other, count).run(packs, votes)
 
 
 def value_of(record: bytes) -> tuple:
@@ -44,13 +45,14 @@ class Exercise:
         self.reader = other.new_instance()
         self.changed: set[bytes] = set()        # that the reader was told of
 
-    def run(self, packs: bool) -> None:
+    def run(self, packs: bool, votes: int) -> None:
         self.poll()
         self.fill()
         self.change(1)
         before = self.change(2)
         self.refuse_conflicts(before)
-        self.commit_beside_a_vote()
+        if votes > 1:
+            self.commit_beside_a_vote()
         if self.site.supportsUndo():
             self.undo()
         self.list()

@@ -1,6 +1,7 @@
 """What sessions send: each message is told before it goes."""
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -17,6 +18,16 @@ def told(tell: Callable[[str, tuple[Any, ...]], None]) -> Iterator[None]:
         for name in WAYS:
             stack.enter_context(patch.object(Session, name, _telling(name, getattr(Session, name), tell)))
         yield
+
+
+def texts(arguments: tuple[Any, ...]) -> list[str]:
+    """Return the SQL in the arguments of a message: of a list, all of them."""
+    first, *rest = arguments or [None]
+    if callable(first):         # a function of the driver: (connection, SQL, ...), or to connect (module, address)
+        first = None if not rest[1:] or isinstance(rest[0], ModuleType) else rest[1]
+    if isinstance(first, str):
+        return [first]
+    return [each if isinstance(each, str) else each[0] for each in first or []]
 
 
 def _telling(name: str, way: Callable[..., Any], tell: Callable[[str, tuple[Any, ...]], None]) -> Callable[..., Any]:
