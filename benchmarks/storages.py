@@ -100,9 +100,9 @@ class WithoutReadAhead(relstore.RelStore):
 
     def __init__(self, *arguments, **more):
         super().__init__(*arguments, **more)
-        if {name for name in dir(self._view._ahead) if not name.startswith('_')} != {'saw', 'beside', 'wake'}:
+        if {name for name in dir(self.view.ahead) if not name.startswith('_')} != {'saw', 'beside', 'wake'}:
             raise Unavailable('relstore has another kind of read-ahead than this benchmark can turn off')
-        self._view._ahead = NothingAhead()
+        self.view.ahead = NothingAhead()
 
     def new_instance(self) -> WithoutReadAhead:
         return WithoutReadAhead(self._database)

@@ -23,7 +23,7 @@ COUNTED = 5000
 class Administration:
     """A part of RelStore, whose attributes it uses."""
     _database: Database
-    _view: View
+    view: View
     _blobs: Blobs
 
     if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Administration:
         self._check_writable()
         self.release()
         self._database.zap_all()
-        self._view.lose()
+        self.view.lose()
 
     def _check_writable(self) -> None:
         if self._database.options.read_only:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class BlobMethods:
     """A part of RelStore, whose attributes it uses: IBlobStorageRestoreable."""
     _database: Database
-    _view: View
+    view: View
     _blobs: Blobs
 
     if TYPE_CHECKING:
@@ -49,11 +49,11 @@ class BlobMethods:
 
         POSKeyError: there is none.
         """
-        return self._blobs.load(self._view.read, number_of(oid), u64(serial))
+        return self._blobs.load(self.view.read, number_of(oid), u64(serial))
 
     def openCommittedBlobFile(self, oid: bytes, serial: bytes, blob: IBlob | None = None) -> IO[bytes]:
         """Return that file, open for reading: a BlobFile where its Blob is given. It stays while it is open."""
-        return self._blobs.open(self._view.read, number_of(oid), u64(serial), blob)
+        return self._blobs.open(self.view.read, number_of(oid), u64(serial), blob)
 
     def temporaryDirectory(self) -> str:
         """Return where uncommitted data is best kept; what is older than a day there is removed."""
@@ -66,7 +66,7 @@ class BlobMethods:
         filename: under which a browser saves it; None: it shows what it can. content_type: that the server tells.
         A site that redirects there has seen to it that the data may be read. POSKeyError: there is none.
         """
-        return self._blobs.url(self._view.read, number_of(oid), u64(serial), expires, filename, content_type)
+        return self._blobs.url(self.view.read, number_of(oid), u64(serial), expires, filename, content_type)
 
     def blob_part(self, oid: bytes, serial: bytes, start: int, end: int) -> bytes:
         """Return the bytes from `start` up to `end` of the data of a revision, as far as there are any.
@@ -75,7 +75,7 @@ class BlobMethods:
         """
         if start < 0:
             raise ValueError(f'A part of a blob cannot begin at {start}.')
-        return self._blobs.part(self._view.read, number_of(oid), u64(serial), start, end)
+        return self._blobs.part(self.view.read, number_of(oid), u64(serial), start, end)
 
     @property
     def fshelper(self) -> FilesystemHelper:

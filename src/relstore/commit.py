@@ -64,7 +64,7 @@ class Transaction:
         self.blobs = database.blobs.new_pending()
         self._reads: dict[int, int] = {}
         self._deleted: set[int] = set()     # by an external collector: see `_look_at_deletions`
-        self._commit: AnyCommit = None      # type: ignore[assignment]  # from vote on; saves a check at each use
+        self.commit: AnyCommit = None      # type: ignore[assignment]  # from vote on; saves a check at each use
         self._generation = database.cache.generation
         self._highest = 0       # the largest new oid that this process did not issue
         self._taken: Callable[[], None] | None = None       # called after the commit: see Marks
@@ -97,8 +97,8 @@ class Transaction:
     # Vote ---------------------------------------------------------------------------------------------------------
 
     @property
-    def _session(self) -> Session:
-        return self._commit.session
+    def session(self) -> Session:
+        return self.commit.session
 
     def vote(self) -> list[int]:
         """Lock, compare, resolve conflicts, and do all that can fail. Return the oids of the resolved ones."""
@@ -109,7 +109,7 @@ class Transaction:
             self.blobs.prepare(database.pool.attempt)
         verdict = self._verdict(self._ballot())
         self._refuse(verdict)
-        commit = self._commit
+        commit = self.commit
         session = commit.session
         if self._tid is not None:
             database.whole.look(session, self._epoch, verdict.sweeps)
@@ -139,7 +139,7 @@ class Transaction:
 
     def _repeat_blobs(self, sweeps: int) -> None:
         """An undo puts back the earlier revision's blob, too. A copy may lack a blob that its source lacks."""
-        blobs, session, copies = self._database.blobs, self._session, {}
+        blobs, session, copies = self._database.blobs, self.session, {}
         if not blobs.supported:
             return
         blobs.say_where(session, sweeps)
@@ -152,7 +152,7 @@ class Transaction:
                     not row.restored or blobs.has(session, oid, row.data_tid)):
                 copies[oid] = row.data_tid
         if copies:
-            self.blobs.copy(self._commit, copies)
+            self.blobs.copy(self.commit, copies)
         self.blobs.hold(session)
         for oid, tid in copies.items():     # checked last: what is removed never comes back
             if not blobs.has(session, oid, tid):
@@ -160,9 +160,9 @@ class Transaction:
 
     def _delete_blobs(self) -> None:
         """Without history nothing needs the data of what is deleted any more."""
-        oids = self._adapter.chunks.of(self._session, self._spool.deleted)
+        oids = self._adapter.chunks.of(self.session, self._spool.deleted)
         if oids:
-            self._commit.delete_blobs(oids)
+            self.commit.delete_blobs(oids)
 
     def _verdict(self, ballot: Ballot) -> Verdict:
         """Send the vote, again if that may help, and count what it waited for."""
@@ -186,8 +186,8 @@ class Transaction:
                 self._give_back()
                 verdict = self._ask(ballot)
             except DatabaseError:
-                if self._commit is not None:        # there was a session
-                    self._database.refuse_another_version(self._session)
+                if self.commit is not None:        # there was a session
+                    self._database.refuse_another_version(self.session)
                 raise
         except LockTimeout as e:
             conflicts.lock_timeout(time.monotonic() - began, e.lock, self._class_of(e.lock))
@@ -201,7 +201,7 @@ class Transaction:
 
     def _ask(self, ballot: Ballot) -> Verdict:
         adapter, spool = self._adapter, self._spool
-        self._commit = commit = adapter.commit_type(adapter, self._database.pool.borrow(), self._record, self._tid)
+        self.commit = commit = adapter.commit_type(adapter, self._database.pool.borrow(), self._record, self._tid)
         if self.blobs.oids:
             self.blobs.send(commit)
         self._sent = spool.size >= adapter.message_size and commit.send_ahead(spool.batches(adapter.message_size))
@@ -239,25 +239,25 @@ class Transaction:
         if self._highest > LARGEST:
             raise StorageError(f'The object {self._highest:#x} cannot be added: the largest that brings its oid along '
                                f'is {LARGEST:#x}, for new objects need larger ones.')
-        self._adapter.reserve_oids(self._session, self._highest)
+        self._adapter.reserve_oids(self.session, self._highest)
 
     def _refuse(self, verdict: Verdict) -> None:
         went_back = bool(verdict.conflicts or verdict.outdated) and self._went_back(verdict)
         if verdict.epoch_changed or went_back:
-            self._session.rollback()
+            self.session.rollback()
             # So that the next attempt knows, even if its instance never polls.
-            self._database.poll(self._session, went_back)
+            self._database.poll(self.session, went_back)
             raise Unavailable('The database was restarted after a crash, failed over, or restored since this '
                               'transaction read from it; nothing was stored.')
         if verdict.outdated:
             oid, tid = verdict.outdated[0]
             error = ReadConflictError(oid=p64(oid), serials=(p64(tid), p64(self._reads[oid])))
-            raise explained(self._database, self._session, error)
+            raise explained(self._database, self.session, error)
         if verdict.locked is not None:
             tid = p64(self._reads[verdict.locked])
             error = ReadConflictError('An object that was read is being changed by another transaction',
                                       oid=p64(verdict.locked), serials=(tid, tid))
-            raise explained(self._database, self._session, error)
+            raise explained(self._database, self.session, error)
         if verdict.last_tid is not None:
             raise StorageError(f'A transaction with the tid {self._tid:#x} cannot be added: the newest in the '
                                f'database has {verdict.last_tid:#x}.')
@@ -282,7 +282,7 @@ class Transaction:
         """
         if self._origin.at is not None:
             links.look_since(self._origin.at, self._deleted)
-        self._commit.tell_deletion()
+        self.commit.tell_deletion()
 
     def _class_of(self, lock: int | None) -> str:
         pending = None if lock is None else self._spool.get(lock)
@@ -296,7 +296,7 @@ class Transaction:
         After an Exception nothing was stored, unless it is OutcomeUnknown. After an interrupt (KeyboardInterrupt, say)
         the outcome is not looked up: the commit may have happened.
         """
-        database, commit = self._database, self._commit
+        database, commit = self._database, self.commit
         with database.announced(), database.finishing.watched(commit) if commit.finish_waits else UNWATCHED:
             try:
                 if self.blobs.oids:
@@ -307,7 +307,7 @@ class Transaction:
             except BaseException:
                 commit.session.broken = True
                 raise
-        self._commit = None     # type: ignore[assignment]  # as in __init__
+        self.commit = None     # type: ignore[assignment]  # as in __init__
         if commit.session is not None:
             database.pool.take_back(commit.session)     # its transaction has ended
         if self.blobs.oids:
@@ -333,19 +333,19 @@ class Transaction:
 
     def _outcome(self, error: Exception) -> int:
         """Return the tid if the database has committed in spite of the error; else raise it."""
-        self._session.broken = True
+        self.session.broken = True
         self._give_back()
-        return outcome(self._database, self._commit, [row.oid for row in self._spool], error)
+        return outcome(self._database, self.commit, [row.oid for row in self._spool], error)
 
     def close(self) -> None:
         """Roll back what was not committed, and return the session."""
-        if self._commit is not None:
+        if self.commit is not None:
             self._give_back()
         self.blobs.close()
         self._spool.close()
 
     def _give_back(self) -> None:
-        commit = self._commit
+        commit = self.commit
         if commit is not None and commit.session is not None:
             session, commit.session = commit.session, None
             self._database.pool.give_back(session)

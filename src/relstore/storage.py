@@ -59,11 +59,11 @@ class RelStore(Administration, BlobMethods, UndoLogCompatible):
         self._database = database
         self._adapter, self._pool, self._cache = self._database.adapter, self._database.pool, self._database.cache
         self.__name__ = self._database.options.name or f'relstore {self._adapter.name}'
-        self._view, self._blobs = View(self._database), self._database.blobs.new_instance()
+        self.view, self._blobs = View(self._database), self._database.blobs.new_instance()
         self._poll_may_fail = True              # may the next poll_invalidations raise an error?
         self._refused: set[int] = set()         # see Links
-        self._txn: Transaction | None = None
-        self._walks = Walks(self._adapter)
+        self.committing: Transaction | None = None
+        self.walks = Walks(self._adapter)
         self._wrapper = None                    # a storage around this one, see registerDB
         # Held while a commit is visible, but ZODB has not been told; see lastTransaction.
         self._finish_lock = threading.RLock()
@@ -119,9 +119,9 @@ class RelStore(Administration, BlobMethods, UndoLogCompatible):
 
     def release(self) -> None:
         self.afterCompletion()
-        self._walks.close()
-        if self._txn is not None:
-            self._end(self._txn)
+        self.walks.close()
+        if self.committing is not None:
+            self._end(self.committing)
 
     def sync(self, force: bool = True) -> None:
         """Do nothing: poll_invalidations, which ZODB calls next, asks the database.
@@ -132,7 +132,7 @@ class RelStore(Administration, BlobMethods, UndoLogCompatible):
 
     def afterCompletion(self) -> None:
         """Leave nothing open in the database between transactions."""
-        self._view.end()
+        self.view.end()
         self._blobs.end_view()
 
     def poll_invalidations(self) -> list[bytes] | None:
@@ -141,14 +141,14 @@ class RelStore(Administration, BlobMethods, UndoLogCompatible):
         If the database cannot be asked, this must not raise inside of commit(), which is done and would be repeated,
         nor inside of open(), where ZODB would lose the connection. Then the new transaction's first load raises.
         """
-        changed = self._view.begin(self._poll_may_fail)
+        changed = self.view.begin(self._poll_may_fail)
         return None if changed is None else [p64(oid) for oid in changed]
 
     # Reading ------------------------------------------------------------------------------------------------------
 
     def load(self, oid: bytes, version: str = '') -> tuple[bytes, bytes]:
         """Return (state, tid) as the view sees the object; without a view, as it is now."""
-        view, cache = self._view, self._cache
+        view, cache = self.view, self._cache
         at = view.at
         if at is not None and view.generation == cache.generation:
             hit = cache.find(int.from_bytes(oid, 'big'), at)        # half as long as u64
@@ -191,7 +191,7 @@ class RelStore(Administration, BlobMethods, UndoLogCompatible):
 
     def prefetch(self, oids: Iterable[bytes]) -> None:
         """Load objects into the cache, with one statement for many."""
-        self._view.prefetch(map(u64, oids))
+        self.view.prefetch(map(u64, oids))
 
     def getTid(self, oid: bytes) -> bytes:
         number = number_of(oid)
@@ -202,8 +202,8 @@ class RelStore(Administration, BlobMethods, UndoLogCompatible):
 
     def lastTransaction(self) -> bytes:
         """Return the tid of this view's state; without a view, of the newest transaction."""
-        if self._view.at is not None:
-            return p64(self._view.at)
+        if self.view.at is not None:
+            return p64(self.view.at)
         # A caller with a cache of its own learns of our commits by the `func` of tpc_finish. That must come first.
         with self._finish_lock:
             return p64(self._pool.attempt(self._adapter.last_tid))
@@ -217,12 +217,12 @@ class RelStore(Administration, BlobMethods, UndoLogCompatible):
     def tpc_begin(self, transaction: IStorageTransactionMetaData, tid: bytes | None = None, status: str = ' ') -> None:
         if self._database.options.read_only:
             raise ReadOnlyError()
-        if self._txn is not None and self._txn.metadata is transaction:
+        if self.committing is not None and self.committing.metadata is transaction:
             raise StorageTransactionError('Duplicate tpc_begin calls for same transaction')
         self._commit_lock.acquire()
         try:
-            origin = self._view.begin_commit()      # an instance holds one session at most
-            self._txn = Transaction(self._database, transaction, origin, self._refused,
+            origin = self.view.begin_commit()      # an instance holds one session at most
+            self.committing = Transaction(self._database, transaction, origin, self._refused,
                                     None if tid is None else u64(tid), packed=status == 'p')
         except BaseException:
             self._commit_lock.release()
@@ -257,12 +257,12 @@ class RelStore(Administration, BlobMethods, UndoLogCompatible):
     def tpc_finish(self, transaction: IStorageTransactionMetaData, func: Callable[[bytes], None] | None = None
                    ) -> bytes:
         txn = self._current(transaction, VOTED)
-        if self._view.unshared:
-            self._view.share()      # while there is a view
+        if self.view.unshared:
+            self.view.share()      # while there is a view
         try:
             with self._finish_lock:
                 tid = txn.finish()
-                self._view.committed(tid)
+                self.view.committed(tid)
                 if func is not None:
                     func(p64(tid))
                 return p64(tid)
@@ -270,12 +270,12 @@ class RelStore(Administration, BlobMethods, UndoLogCompatible):
             self._end(txn)
 
     def tpc_abort(self, transaction: IStorageTransactionMetaData) -> None:
-        if self._txn is not None and self._txn.metadata is transaction:
-            self._end(self._txn)
+        if self.committing is not None and self.committing.metadata is transaction:
+            self._end(self.committing)
 
     def _current(self, transaction: IStorageTransactionMetaData, phase: str = OPEN) -> Transaction:
         """Return the transaction that is being committed. StorageTransactionError: it is another one, or too late."""
-        txn = self._txn
+        txn = self.committing
         if txn is None or txn.metadata is not transaction:
             self._check_writable()      # such a storage never has one
             raise StorageTransactionError('This is not the transaction that the storage is committing.')
@@ -287,12 +287,12 @@ class RelStore(Administration, BlobMethods, UndoLogCompatible):
         try:
             txn.close()
         finally:
-            self._txn = None
+            self.committing = None
             self._commit_lock.release()
 
     def tpc_transaction(self) -> IStorageTransactionMetaData | None:
         """Return the transaction that is being committed, or None. A ZEO server asks."""
-        txn = self._txn         # another thread may end it
+        txn = self.committing         # another thread may end it
         return None if txn is None else txn.metadata
 
     @property
@@ -327,7 +327,7 @@ class RelStore(Administration, BlobMethods, UndoLogCompatible):
         return history.history(self._database, number_of(oid), size)
 
     def iterator(self, start: bytes | None = None, stop: bytes | None = None) -> iterate.TransactionIterator:
-        return iterate.TransactionIterator(self._database, self._walks, min(u64(start), MAX_TID) if start else 0,
+        return iterate.TransactionIterator(self._database, self.walks, min(u64(start), MAX_TID) if start else 0,
                                            min(u64(stop), MAX_TID) if stop else MAX_TID)
 
     def record_iternext(self, next: bytes | None = None) -> tuple[bytes, bytes, bytes, bytes | None]:
@@ -337,7 +337,7 @@ class RelStore(Administration, BlobMethods, UndoLogCompatible):
         an hour (a minute after a call with an oid), and its first 8 bytes are the oid of the next object.
         ValueError: there is nothing, or `next` is none of these. Unavailable: the snapshot is gone, begin again.
         """
-        oid, tid, state, following = self._walks.record(next)
+        oid, tid, state, following = self.walks.record(next)
         return p64(oid), p64(tid), state, following
 
     def bulk(self, single: bulk.Single, look: Callable[[], None], progress: copying.Progress) -> bulk.Bulk | None:
@@ -345,7 +345,7 @@ class RelStore(Administration, BlobMethods, UndoLogCompatible):
         self._check_writable()
         if self._adapter.may_lag:
             return None
-        return bulk.Bulk(self._database, self._view, self._commit_lock, single, look, progress)
+        return bulk.Bulk(self._database, self.view, self._commit_lock, single, look, progress)
 
     def copyTransactionsFrom(self, other: Any, progress: copying.Progress | None = None) -> None:
         """Copy all transactions of another storage; see copying.copy_transactions.

@@ -50,10 +50,10 @@ class View:
         self._told: tuple[int | None, int] = None, -1   # (at, generation) up to which invalidations were reported
         self._own: int | None = None            # tid of the connection's own commit since then
         self._failure: StorageError | None = None       # why the view could not begin
-        self._snapshot = Snapshot(database)
+        self.snapshot = Snapshot(database)
         self._standing = Standing()             # where it may stand, for Bases
         self._cache.add_view(self._standing)
-        self._ahead = ReadAhead(self._cache, database.ahead, database.plain)
+        self.ahead = ReadAhead(self._cache, database.ahead, database.plain)
         self.unshared: list[Loaded] = []        # to be sent to memcached: one message a transaction, not one a load
 
     # Beginning and ending -----------------------------------------------------------------------------------------
@@ -65,9 +65,9 @@ class View:
         """
         if self.unshared:
             self.share()
-        self._snapshot.end()
+        self.snapshot.end()
         if not self._adapter.loads_are_cheap:
-            self._ahead.wake()
+            self.ahead.wake()
         last, generation = self._told
         self.at = self._failure = None
         try:
@@ -83,7 +83,7 @@ class View:
 
     def _take(self) -> int:
         """Take a view, and return where it stands."""
-        snapshot = self._snapshot
+        snapshot = self.snapshot
         ask = snapshot.poll if self._adapter.reads_in_snapshot else self._database.shared_poll
         self._standing.between = self._cache.head, ANYWHERE
         try:
@@ -99,12 +99,12 @@ class View:
         """End the snapshot, if there is one: between transactions nothing is open in the database."""
         if self.unshared:
             self.share()
-        self._snapshot.end()
+        self.snapshot.end()
         self._standing.between = None
 
     def begin_commit(self) -> Origin:
         """Give the session back, because the vote needs one. Return what the transaction is based on."""
-        self._snapshot.end()
+        self.snapshot.end()
         last, generation = self._told
         at = last if self.at is None and generation >= self._database.epochs.first else self.at
         return Origin(self.generation, at, self._began, 0 if at is None else self._since or 0)
@@ -128,19 +128,19 @@ class View:
         if at is None:
             return self._load_without_view(oid)
         hit, self.hit = self.hit, None
-        ahead = self._ahead.beside(oid, at, hit)
+        ahead = self.ahead.beside(oid, at, hit)
         if ahead or self._database.tier is not None:
             row = self._load_with(ahead, oid, at)
         else:
             row = self._read(oid, self._adapter.load_at, oid, at)
         if row is None:
             # A snapshot sees nothing newer than the view, so what it does not see never was there.
-            if self._snapshot.may_miss and self._read(oid, self._adapter.current_tid, oid) is not None:
+            if self.snapshot.may_miss and self._read(oid, self._adapter.current_tid, oid) is not None:
                 raise ReadConflictError('The revision that this transaction sees is gone', oid=p64(oid))
         elif row[0] is not None:
             self._cache.put(oid, row[1], row[0], at, self.generation)
             if row[2] != b'':
-                self._ahead.saw(oid, row[0], row[2])
+                self.ahead.saw(oid, row[0], row[2])
         return row
 
     def _load_without_view(self, oid: int) -> Row | None:
@@ -165,7 +165,7 @@ class View:
         at = self.at
         if at is None or self.generation != self._cache.generation:
             return
-        self._ahead.wake()      # what these refer to is likely to be wanted
+        self.ahead.wake()      # what these refer to is likely to be wanted
         wanted = [oid for oid in oids if oid <= MAX_TID and not self._cache.holds(oid, at)]
         for start in range(0, len(wanted), PREFETCH):
             batch = wanted[start:start + PREFETCH]
@@ -180,7 +180,7 @@ class View:
             if state is not None:
                 self._cache.put(oid, tid, state, at, self.generation)
                 if refs:
-                    self._ahead.saw(oid, state, refs)
+                    self.ahead.saw(oid, state, refs)
 
     def _fetch(self, oids: list[int], wanted: int, at: int, largest: int) -> list[Loaded]:
         """Return the objects that the view sees: the first one whatever its size, others of up to `largest` bytes.
@@ -221,7 +221,7 @@ class View:
 
         ReadConflictError if the view's epoch is over.
         """
-        snapshot = self._snapshot
+        snapshot = self.snapshot
         if snapshot.due:
             snapshot.take_late(self.at)  # type: ignore[arg-type]  # one is due where there is a view
         if snapshot.session is not None:

@@ -69,7 +69,7 @@ class Queue:
         """Begin anew in a child process, where nobody waits."""
         self._lock = threading.Lock()       # guards what follows
         self.holder: object = None      # whose turn it is
-        self._waiting: deque[_Waiter] = deque()     # in the order in which they came
+        self.waiting: deque[_Waiter] = deque()     # in the order in which they came
         self._processes.after_fork()
 
     def join(self, writes: bool = True) -> None:
@@ -111,7 +111,7 @@ class Queue:
     def _wait(self, who: object, deadline: float) -> bool:
         waiter = _Waiter(who)
         with self._lock:
-            self._waiting.append(waiter)
+            self.waiting.append(waiter)
         try:
             if self._await(waiter, deadline):
                 return True
@@ -129,9 +129,9 @@ class Queue:
             with self._lock:
                 if waiter.came:
                     return True
-                first = self._waiting[0] is waiter
+                first = self.waiting[0] is waiter
                 if first and self.holder is None:
-                    self._waiting.popleft()
+                    self.waiting.popleft()
                     self.holder = waiter.who
                     self._wake_first()
                     return True
@@ -144,13 +144,13 @@ class Queue:
 
     def _wake_first(self) -> None:
         """Let the first waiting thread look by itself, unless the turn will be handed on to it."""
-        if self._waiting and (self.holder is None or not self._waiting[0].is_due()):
-            self._waiting[0].wake()
+        if self.waiting and (self.holder is None or not self.waiting[0].is_due()):
+            self.waiting[0].wake()
 
     def _leave(self, waiter: '_Waiter') -> bool:
         """Stop waiting; False if the turn has come meanwhile."""
         with self._lock, suppress(ValueError):
-            self._waiting.remove(waiter)
+            self.waiting.remove(waiter)
             self._wake_first()
             return True
         return False
@@ -160,8 +160,8 @@ class Queue:
         with self._lock:
             if self.holder is who:
                 self.holder = None
-                if self._waiting and self._waiting[0].is_due():
-                    waiter = self._waiting.popleft()
+                if self.waiting and self.waiting[0].is_due():
+                    waiter = self.waiting.popleft()
                     self.holder, waiter.came = waiter.who, True
                     waiter.wake()
                     self._wake_first()

@@ -53,7 +53,7 @@ class Cache(ChangeLog):
         self._entries: dict[int, Revision] = {}     # the newest
         self._older: dict[int, Revision] = {}       # the one before, for few objects
         self._clock: deque[int] = deque()       # oids that the hand has not passed yet in this round
-        self._bases = Bases(int(limit * BASES_SHARE)) if keep_bases else None
+        self.bases = Bases(int(limit * BASES_SHARE)) if keep_bases else None
         self._overwritten: list[tuple[int, Base]] = []      # candidates for bases
         self._bytes = 0
         self._last_tid = 0          # of the last revision added: the next often has the same, and shares the int
@@ -81,12 +81,12 @@ class Cache(ChangeLog):
     def revision(self, oid: int, tid: int) -> bytes | None:
         """Return the state that the transaction `tid` gave the object, or None if it is not cached."""
         with self._lock:        # otherwise it might be moving from one place to another
-            if self._overwritten and self._bases is not None:
-                self._keep_bases(self._bases)
+            if self._overwritten and self.bases is not None:
+                self._keep_bases(self.bases)
             for revision in (self._entries.get(oid), self._older.get(oid)):
                 if revision is not None and revision.tid == tid:
                     return revision.state
-            return None if self._bases is None else self._bases.get(oid, tid)
+            return None if self.bases is None else self.bases.get(oid, tid)
 
     def holds(self, oid: int, at: int) -> bool:
         """Whether find() would find it. Neither counted nor marked as used."""
@@ -121,13 +121,13 @@ class Cache(ChangeLog):
 
     def add_view(self, view: Standing) -> None:
         """Keep the bases of what this view may change, for as long as it lives."""
-        if self._bases is not None:
+        if self.bases is not None:
             with self._lock:
-                self._bases.add(view)
+                self.bases.add(view)
 
     def _overwrite(self, oid: int, revision: Revision, before: int) -> None:
         """Note that a revision is dropped because the newer `before` replaced it."""
-        if self._bases is not None:
+        if self.bases is not None:
             self._overwritten.append((oid, Base(revision.tid, before, revision.state)))
 
     def _keep_bases(self, bases: Bases) -> None:
@@ -149,8 +149,8 @@ class Cache(ChangeLog):
                 tid = self._last_tid
             self._last_tid = tid
             self._add(oid, tid, state, self._valid_to(oid, at))
-            if self._overwritten and self._bases is not None:
-                self._keep_bases(self._bases)
+            if self._overwritten and self.bases is not None:
+                self._keep_bases(self.bases)
             if self._bytes > self.limit:
                 self._evict()
 
@@ -167,8 +167,8 @@ class Cache(ChangeLog):
                     self._add(oid, tid, state, OPEN if covered and changed(oid, 0) <= tid else tid)
                     if self._bytes > self.limit:
                         self._evict()
-            if self._overwritten and self._bases is not None:
-                self._keep_bases(self._bases)
+            if self._overwritten and self.bases is not None:
+                self._keep_bases(self.bases)
                 if self._bytes > self.limit:
                     self._evict()
 
@@ -229,7 +229,7 @@ class Cache(ChangeLog):
         older = self._older.get(oid)
         if older is not None:
             self._bytes -= size_of(older.state)
-            if self._bases is not None:
+            if self.bases is not None:
                 self._overwrite(oid, older, revision.tid)
         self._older[oid] = revision
 
@@ -256,10 +256,10 @@ class Cache(ChangeLog):
 
     def _begin_round(self) -> None:
         self._clock.extend(self._entries)
-        if self._bases is not None:
-            self._bytes -= self._bases.bytes
-            self._bases.prune()
-            self._bytes += self._bases.bytes
+        if self.bases is not None:
+            self._bytes -= self.bases.bytes
+            self.bases.prune()
+            self._bytes += self.bases.bytes
 
     # Polling
 
@@ -365,8 +365,8 @@ class Cache(ChangeLog):
     def after_fork(self) -> None:
         """Begin anew in a child process: another thread may have been writing when it was forked."""
         self._lock = Lock()
-        if self._bases is not None:
-            self._bases.after_fork()
+        if self.bases is not None:
+            self.bases.after_fork()
         self.restart(self.head)
 
     def _forget(self) -> None:
@@ -374,6 +374,6 @@ class Cache(ChangeLog):
         self._older = {}
         self._clock.clear()
         self._overwritten = []
-        if self._bases is not None:
-            self._bases.clear()
+        if self.bases is not None:
+            self.bases.clear()
         self._bytes = 0

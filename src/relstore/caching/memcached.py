@@ -138,7 +138,7 @@ FORMER_MODULES: dict[str, str | None] = {
     'auto': None}
 
 
-def _library(module: str | None) -> Pylibmc | Pymemcache:
+def library_of(module: str | None) -> Pylibmc | Pymemcache:
     """Return the client library of that name; for None the first of MODULES that can be imported."""
     name = module if module is None else FORMER_MODULES.get(module, module)
     if name is not None and name not in MODULES:
@@ -156,7 +156,7 @@ def split_servers(text: str) -> list[str]:
     return text.replace(',', ' ').split()
 
 
-def _address(server: str) -> tuple[str, int] | str:
+def address_of(server: str) -> tuple[str, int] | str:
     """Return (host, port), or the path of a unix socket."""
     if server.startswith(('unix:', '/')):
         return server.removeprefix('unix:')
@@ -181,48 +181,48 @@ class Server:
 
     def __init__(self, name: str, library: Pylibmc | Pymemcache):
         self._name, self._library = name, library
-        self._connect = partial(library.connect, _address(name))
-        self._idle: deque[Any] = deque()
+        self._connect = partial(library.connect, address_of(name))
+        self.idle: deque[Any] = deque()
         self._abandoned: list[deque[Any]] = []
         self._lock = Lock()
         self._closed = False
         self._mean = 0.0            # seconds, the average of recent answers; approximate, for threads take no lock
-        self._pause = 0.0           # seconds; 0 while it works
+        self.pause = 0.0           # seconds; 0 while it works
         self._failed = 0.0          # when it was last found failing, on the monotonic clock
         self._resume = 0.0          # when a thread may try again
         self._is_slow = False       # is it left alone only because it is slow?
 
     def get_many(self, keys: list[str]) -> dict[str, bytes]:
-        return self._do(lambda connection: connection.get_many(keys),
+        return self.do(lambda connection: connection.get_many(keys),
                         volume=lambda found: sum(map(len, found.values())))
 
     def set_many(self, values: dict[str, bytes]) -> None:
-        self._do(lambda connection: connection.set_many(values),
+        self.do(lambda connection: connection.set_many(values),
                  volume=lambda _: sum(map(len, values.values())))
 
     def get(self, key: str) -> bytes | None:
-        return self._do(lambda connection: connection.get(key))
+        return self.do(lambda connection: connection.get(key))
 
     def set(self, key: str, value: bytes) -> None:
-        self._do(lambda connection: connection.set(key, value))
+        self.do(lambda connection: connection.set(key, value))
 
     def add(self, key: str, value: bytes) -> bool:
         """Store the value unless the key exists; return whether it was stored."""
-        return self._do(lambda connection: connection.add(key, value))
+        return self.do(lambda connection: connection.add(key, value))
 
     def incr(self, key: str, by: int, again: bool = True) -> int | None:
         """Add `by` to the number there; return the sum, or None if the key does not exist.
 
         again: may it be sent twice when it is unknown whether the first attempt succeeded?
         """
-        return self._do(lambda connection: connection.incr(key, by), again)
+        return self.do(lambda connection: connection.incr(key, by), again)
 
     def delete(self, key: str, though_failing: bool = False) -> None:
         """Delete the key, even on a server that is left alone for being slow; with though_failing, for any reason.
 
         Takes two timeouts at most: one to connect, one for the answer.
         """
-        self._do(lambda connection: connection.delete(key), cannot_wait=self._is_slow or though_failing)
+        self.do(lambda connection: connection.delete(key), cannot_wait=self._is_slow or though_failing)
 
     def close(self) -> None:
         """Close the connections; those in use when they are returned."""
@@ -231,18 +231,18 @@ class Server:
 
     def after_fork(self) -> None:
         """Start afresh in a child process. The parent's connections are kept, so that nothing is sent on them."""
-        self._abandoned.append(self._idle)
-        self._idle, self._lock = deque(), Lock()
+        self._abandoned.append(self.idle)
+        self.idle, self._lock = deque(), Lock()
 
-    def _do(self, act: Callable[[Any], Result], again: bool = True,
+    def do(self, act: Callable[[Any], Result], again: bool = True,
             volume: Callable[[Result], int] = lambda result: 0, cannot_wait: bool = False) -> Result:
         """Return act(connection). volume: from the result, the bytes transferred. cannot_wait: ignore a pause."""
         started = time.monotonic()
-        if self._pause and not cannot_wait:
+        if self.pause and not cannot_wait:
             self._stay_away(started)
         try:
             try:
-                pooled = self._idle.pop()
+                pooled = self.idle.pop()
             except IndexError:
                 pooled = None
             if pooled is not None:
@@ -286,34 +286,34 @@ class Server:
 
     def _put_back(self, connection: Any) -> None:
         with self._lock:
-            if not self._closed and len(self._idle) < MOST_IDLE:
-                self._idle.append(connection)
+            if not self._closed and len(self.idle) < MOST_IDLE:
+                self.idle.append(connection)
                 return
         connection.close()
 
     def _drop_idle(self) -> None:
-        while self._idle:
+        while self.idle:
             with suppress(IndexError):
-                self._idle.pop().close()
+                self.idle.pop().close()
 
     def _note_answer(self, started: float, seconds: float) -> None:
-        if self._pause:
+        if self.pause:
             # The first answer after a failure alone decides whether the server works.
             mean = seconds
         else:
             self._mean = mean = self._mean + WEIGHT * (min(max(seconds, 0.0), HICCUP_SECONDS) - self._mean)
         if mean > SLOW_SECONDS:
             self._note_failure(started, TimeoutError(f'slow: {mean * 1000:.0f} ms on average'), is_slow=True)
-        elif self._pause:
+        elif self.pause:
             self._note_success(started)
 
     def _stay_away(self, now: float) -> None:
         """Raise Unreachable while the server is left alone; otherwise the caller is the one to try it."""
         with self._lock:
-            if self._pause:
+            if self.pause:
                 if now < self._resume:
                     raise Unreachable(f'memcached {self._name} is left alone for a while')
-                self._resume = now + self._pause
+                self._resume = now + self.pause
 
     def _note_failure(self, started: float, error: Exception, is_slow: bool = False) -> None:
         if not is_slow:
@@ -321,18 +321,18 @@ class Server:
         with self._lock:
             if started < self._failed:
                 return          # it began before the failure that is already known
-            if not self._pause:
+            if not self.pause:
                 log.warning('memcached %s does not answer as it should (%r). What is there is taken from the database '
                             'until it does.', self._name, error)
             self._mean, self._is_slow = 0.0, is_slow
-            self._pause = min(max(PAUSE_SECONDS, 2 * self._pause), LONGEST_PAUSE_SECONDS)
+            self.pause = min(max(PAUSE_SECONDS, 2 * self.pause), LONGEST_PAUSE_SECONDS)
             self._failed = time.monotonic()
-            self._resume = self._failed + self._pause
+            self._resume = self._failed + self.pause
 
     def _note_success(self, started: float) -> None:
         with self._lock:
-            if self._pause and started >= self._failed:
-                self._pause = 0.0
+            if self.pause and started >= self._failed:
+                self.pause = 0.0
                 log.info('memcached %s answers again.', self._name)
 
 
@@ -347,7 +347,7 @@ class Memcached:
     """
 
     def __init__(self, servers: Sequence[str], module: str | None = None):
-        library = _library(module)
+        library = library_of(module)
         if not servers:
             raise ConfigurationError('cache-servers names no server: a server is host:port or unix:/path.')
         if not library.survives_garbage:

@@ -59,8 +59,8 @@ class Tier:
     """
 
     def __init__(self, client: Memcached, prefix: str, cache: Cache, limit: int = 10_000):
-        self._client, self._prefix, self._cache, self._limit = client, prefix, cache, limit
-        self._epoch: _Epoch | None = None
+        self._client, self._prefix, self.cache, self._limit = client, prefix, cache, limit
+        self.epoch: _Epoch | None = None
         self._next_look = 0.0
         self.hits = self.misses = 0
 
@@ -74,9 +74,9 @@ class Tier:
         if they share nothing. Asks memcached, unless this process goes on as before, after a fork.
         """
         namespace = keys_of(self._prefix, database, epoch)
-        known = self._epoch
+        known = self.epoch
         bases: tuple[int, ...] = ()
-        if known is not None and known.namespace == namespace and last >= self._cache.head and not afresh:
+        if known is not None and known.namespace == namespace and last >= self.cache.head and not afresh:
             bases = known.bases
         else:
             with suppress(Unreachable):
@@ -86,8 +86,8 @@ class Tier:
                     # commits.
                     bases = (last,)
                     self._client.first.set(f'{namespace}base', _encode_bases(f'{namespace}base', bases))
-        self._epoch = _Epoch(generation, namespace, bases)
-        self._next_look = 0.0
+        self.epoch = _Epoch(generation, namespace, bases)
+        self.look_soon()
         return bases[-1] if bases else None
 
     def get(self, oids: Iterable[int], at: int, generation: int) -> dict[int, tuple[bytes, int, bytes | None]]:
@@ -133,16 +133,19 @@ class Tier:
     def look(self) -> None:
         """Adopt the base that the others use, or move it. Called at every poll; asks memcached every few seconds."""
         now = time.monotonic()
-        if now >= self._next_look and self._epoch is not None:
+        if now >= self._next_look and self.epoch is not None:
             self._next_look = now + LOOK_EVERY_SECONDS
             with suppress(Unreachable):
-                self._look(self._epoch)
+                self._look(self.epoch)
+
+    def look_soon(self) -> None:
+        self._next_look = 0.0
 
     def _look(self, epoch: _Epoch) -> None:
         shared = self._shared_bases(epoch.namespace)
         # If it is gone, offer our own: values stored for that may still be there.
         bases = shared or epoch.bases
-        head = self._cache.head
+        head = self.cache.head
         if self._changed_since(epoch, head) is None:
             return              # no longer the cache's generation, or it is just jumping
         if bases and bases[0] > head and shared:
@@ -167,17 +170,17 @@ class Tier:
 
     def _changed_since(self, epoch: _Epoch, tid: int) -> int | None:
         """Return how many objects have changed since a tid; None if the log cannot tell."""
-        changed = self._cache.invalidations(tid, None, epoch.generation)
+        changed = self.cache.invalidations(tid, None, epoch.generation)
         return None if changed is None else len(changed)
 
     def _of(self, generation: int) -> _Epoch | None:
-        epoch = self._epoch
+        epoch = self.epoch
         return epoch if epoch is not None and epoch.generation == generation else None
 
     def _facts(self, epoch: _Epoch, oid: int, at: int) -> Iterable[tuple[int, int]]:
         """Yield (newest change up to `at`, or 0 for none since the base; the base) for each base a view can use."""
         for base in epoch.bases:
-            change = self._cache.newest_change(oid, at, base, epoch.generation)
+            change = self.cache.newest_change(oid, at, base, epoch.generation)
             if change is not None:
                 yield change, base
 

@@ -61,8 +61,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument('--yes', action='store_true', help='with --clear: do not ask')
     parser.add_argument('--incremental', action='store_true',
                         help='go on with a copy that was begun; this is what happens anyway')
-    parser.add_argument('--at', metavar='TIME', type=_tid, default=b'', help='copy what was there at this time, say '
-                        '"2026-11-23 12:00" (in UTC)')
+    parser.add_argument('--at', metavar='TIME', type=tid_of_time, default=b'',
+                        help='copy what was there at this time, say "2026-11-23 12:00" (in UTC)')
     parser.add_argument('--skip-damaged', action='store_true', help='leave out what cannot be read in the source, and '
                         'name each piece of it')
     parser.add_argument('--verify', action='store_true', help='compare all of both afterwards')
@@ -257,7 +257,7 @@ def _time(tid: bytes) -> str:
     return f'{TimeStamp(tid)}'[:19]
 
 
-def _tid(text: str) -> bytes:
+def tid_of_time(text: str) -> bytes:
     """Return the tid of a time. argparse.ArgumentTypeError: it is none."""
     try:
         when = datetime.fromisoformat(text)

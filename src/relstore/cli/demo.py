@@ -98,14 +98,14 @@ def _demo(report: Report, data: str | None, blobs: str | None, into: str | None)
         with report.step('Read the FileStorage') as step, readable(data):
             content = survey(source, step.advance)
             step.result = f'{content.transactions:,} transactions, {len(content.oids):,} objects'
-        with closing(_open(directory)) as storage:
+        with closing(open_site(directory)) as storage:
             with report.step('Copy to SQLite', content.records) as step:
                 storage.copyTransactionsFrom(
                     source, progress=lambda tid, records, size: step.advance(records)
                 )
             rate = content.records / max(step.seconds, 0.001)
             step.result = f'{content.records:,} records ({content.size / 1e6:.1f} MB, {rate:,.0f}/s)'
-        with closing(_open(directory)) as storage:
+        with closing(open_site(directory)) as storage:
             with report.step('Compare every transaction', content.records) as step:
                 compared = compare_history(source, storage, step.advance)
                 blobs = f' and {counted(compared.blobs, "blob")}' if compared.blobs else ''
@@ -192,7 +192,7 @@ def compare_objects(
 
 def commit_change(directory: str) -> tuple[bytes, list[tuple[str, ...]]]:
     """Add a key to the root. Return the root's state before, and the rows of its history after."""
-    storage = _open(directory)
+    storage = open_site(directory)
     before, _ = storage.load(ROOT)
     with closing(DB(storage)) as db:
         with db.transaction(f'Add {KEY} to the root') as connection:
@@ -212,17 +212,17 @@ def commit_change(directory: str) -> tuple[bytes, list[tuple[str, ...]]]:
 
 def undo_change(directory: str, before: bytes) -> None:
     """Undo the last transaction, reopen the database, and compare the root's state with what it was."""
-    with closing(DB(_open(directory))) as db, db.transaction(f'Undo: add {KEY} to the root') as connection:
+    with closing(DB(open_site(directory))) as db, db.transaction(f'Undo: add {KEY} to the root') as connection:
         txn = connection.transaction_manager.get()
         txn.setUser('demo', '')
         [last] = db.undoInfo(0, 1)
         db.undo(last['id'], txn)
-    with closing(_open(directory)) as storage:
+    with closing(open_site(directory)) as storage:
         after, _ = storage.load(ROOT)
         _same(before, after, 'the root after the undo')
 
 
-def _open(directory: str) -> RelStore:
+def open_site(directory: str) -> RelStore:
     return RelStore(SQLite(directory), keep_history=True, blob_dir=os.path.join(directory, 'blobs'))
 
 

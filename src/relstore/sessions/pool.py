@@ -21,7 +21,7 @@ class SessionPool:
 
     def __init__(self, connect: Callable[[], Session], size: int, timeout: float):
         self._connect, self._size, self._timeout = connect, size, timeout
-        self._idle: deque[Session] = deque()
+        self.idle: deque[Session] = deque()
         self._changed = threading.Condition()   # guards what follows
         self._waiting = 0
         self._total = 0
@@ -30,12 +30,12 @@ class SessionPool:
 
     @property
     def lent(self) -> int:
-        return self._total - len(self._idle)
+        return self._total - len(self.idle)
 
     def borrow(self) -> Session:
         """Return a session, to be given back with `give_back`; prefer `session()`."""
         try:
-            return self._idle.pop()
+            return self.idle.pop()
         except IndexError:
             return self._wait() or self._new()
 
@@ -60,7 +60,7 @@ class SessionPool:
         if session.broken or session.era != self._era:
             self._drop(session)
         else:
-            self._idle.append(session)
+            self.idle.append(session)
             if session.era != self._era:
                 self._drop_idle()           # it was retired just now
         if self._waiting:
@@ -114,7 +114,7 @@ class SessionPool:
             try:
                 while not self._closed:
                     with suppress(IndexError):
-                        return self._idle.pop()
+                        return self.idle.pop()
                     if self._total < self._size:
                         self._total += 1
                         return None
@@ -137,11 +137,11 @@ class SessionPool:
         return session
 
     def _drop_idle(self) -> None:
-        for _ in range(len(self._idle)):
+        for _ in range(len(self.idle)):
             with suppress(IndexError):
-                session = self._idle.popleft()
+                session = self.idle.popleft()
                 if session.era == self._era:
-                    self._idle.append(session)
+                    self.idle.append(session)
                 else:
                     self._drop(session)
 
@@ -162,7 +162,7 @@ class SessionPool:
 
         They are kept, untouched, so that nothing closes them towards the server.
         """
-        self._abandoned = self._idle
-        self._idle, self._changed = deque(), threading.Condition()
+        self._abandoned = self.idle
+        self.idle, self._changed = deque(), threading.Condition()
         self._waiting = self._total = 0
         self._era += 1

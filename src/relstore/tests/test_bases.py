@@ -101,7 +101,7 @@ class Views(TestCase):
 
     def kept(self) -> list[int]:
         """Return the tids of the bases that are kept of the object."""
-        return [base.tid for base in self.storage.database.cache._bases._kept.get(u64(self.oid), ())]
+        return [base.tid for base in self.storage.database.cache.bases._kept.get(u64(self.oid), ())]
 
     def value(self) -> int:
         return value_of(self.storage.load(self.oid)[0])
@@ -281,11 +281,11 @@ class World:
                 for oid, tid in objects.items():
                     test.assertEqual(self.cache.revision(oid, tid), b'%d' % tid, (oid, tid, view.between))
         stands = {view.between for view in self.views if view.between}
-        for bases in self.cache._bases._kept.values():
+        for bases in self.cache.bases._kept.values():
             tids = [base.tid for base in bases]
             test.assertEqual(tids, sorted(set(tids)))
-        self.cache._bases.prune()
-        for bases in self.cache._bases._kept.values():
+        self.cache.bases.prune()
+        for bases in self.cache.bases._kept.values():
             test.assertLessEqual(len(bases), len(stands))
 
 
@@ -300,7 +300,7 @@ class TestRandomHistories(TestCase):
                 for _ in range(150):
                     world.step()
                     world.check(self)
-                    most = max(most, max(map(len, world.cache._bases._kept.values()), default=0))
+                    most = max(most, max(map(len, world.cache.bases._kept.values()), default=0))
         self.assertGreaterEqual(most, 3)
 
 
@@ -340,7 +340,7 @@ class TestBudget(TestCase):
         cache = self.cache(1)
         for size in 100, 5000:
             self.overwrite(cache, range(300), [1, 2, 3], size)
-            bases = cache._bases
+            bases = cache.bases
             self.assertLessEqual(bases.bytes, bases.limit)
             self.assertLessEqual(cache.stats()['bytes'], self.LIMIT)
         self.assertGreater(bases.bytes, bases.limit / 2)
@@ -355,10 +355,10 @@ class TestBudget(TestCase):
     def test_what_nobody_needs_goes(self):
         cache = self.cache(1)
         self.overwrite(cache, range(100), [1, 2, 3])
-        self.assertGreater(cache._bases.bytes, 0)
+        self.assertGreater(cache.bases.bytes, 0)
         self.views[0].between = None
         self.overwrite(cache, [200], [1, 2, 3])
-        self.assertEqual(cache._bases.bytes, 0)
+        self.assertEqual(cache.bases.bytes, 0)
 
     def test_what_nobody_needs_goes_when_the_cache_is_full(self):
         cache = self.cache(1)
@@ -366,13 +366,13 @@ class TestBudget(TestCase):
         self.views[0].between = None
         for oid in range(200, 5000):
             cache.put(oid, 3, bytes(100), 3)
-        self.assertEqual(cache._bases.bytes, 0)
+        self.assertEqual(cache.bases.bytes, 0)
 
     def test_a_view_that_is_dropped_needs_nothing(self):
         cache = self.cache(1)
         self.views.clear()
         self.overwrite(cache, [1], [1, 2, 3, 4])
-        self.assertEqual(cache._bases.bytes, 0)
+        self.assertEqual(cache.bases.bytes, 0)
 
     def test_another_epoch_knows_none(self):
         """A tid that was lost may be given again."""
@@ -404,7 +404,7 @@ class TestBudget(TestCase):
             cache.put(oid, (3 << 57) + oid, b'%100d' % oid, 1 << 60)
         used = tracemalloc.get_traced_memory()[0] - before
         tracemalloc.stop()
-        self.assertEqual(len(cache._bases._kept), count)
+        self.assertEqual(len(cache.bases._kept), count)
         counted = cache.stats()['bytes'] - counted
         self.assertLess(used, 1.15 * counted)
         self.assertGreater(used, .75 * counted)

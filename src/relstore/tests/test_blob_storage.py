@@ -209,7 +209,7 @@ class Suite(BlobSite):
                 if point != 'store':
                     instance.tpc_vote(txn)
                 if point == 'finish':
-                    commit = instance._txn._commit
+                    commit = instance.committing.commit
                     with mock.patch.object(commit, 'finish', side_effect=StorageError('no')), mock.patch.object(
                             commit, 'outcome', return_value=None), self.assertRaises(StorageError):
                         instance.tpc_finish(txn)
@@ -500,12 +500,12 @@ class InDirectory(Suite):
         """The files of a failed commit may be those of another one by then."""
         oid, _ = self.put(b'before')
         instance = self.vote(oid, b'failed')
-        commit = instance._txn._commit
+        commit = instance.committing.commit
         placed = mock.Mock(wraps=self.storage.database.blobs.directory.place)
         with mock.patch.object(self.storage.database.blobs.directory, 'place', placed), \
                 mock.patch.object(commit, 'finish', side_effect=StorageError('no')), \
                 mock.patch.object(commit, 'outcome', return_value=None), self.assertRaises(StorageError):
-            instance.tpc_finish(instance._txn.metadata)
+            instance.tpc_finish(instance.committing.metadata)
         path = Path(self.storage.fshelper.getBlobFilename(oid, p64(placed.call_args[0][1])))
         path.chmod(0o600)
         path.write_bytes(b'of another commit that was given that tid')
@@ -516,10 +516,10 @@ class InDirectory(Suite):
         """The files of a commit that may have happened stay."""
         oid, _ = self.put(b'before')
         instance = self.vote(oid, LARGE)
-        commit = instance._txn._commit
+        commit = instance.committing.commit
         with mock.patch.object(commit, 'finish', side_effect=StorageError('lost')), mock.patch.object(
                 commit, 'outcome', side_effect=OutcomeUnknown('who knows')), self.assertRaises(OutcomeUnknown):
-            instance.tpc_finish(instance._txn.metadata)
+            instance.tpc_finish(instance.committing.metadata)
         self.assertEqual(len(self.names()), 2)
         self.put(b'after', 'other')
         self.storage.pack(time.time() + 1, gc=False)

@@ -226,7 +226,7 @@ class Suite(StoredBlobs, BlobSite):
                     instance.tpc_vote(txn)
                     self.assertEqual(self.new(), 1)
                 if point == 'finish':
-                    commit = instance._txn._commit
+                    commit = instance.committing.commit
                     with mock.patch.object(commit, 'finish', side_effect=StorageError('no')), mock.patch.object(
                             commit, 'outcome', return_value=None), self.assertRaises(StorageError):
                         instance.tpc_finish(txn)
@@ -245,8 +245,8 @@ class Suite(StoredBlobs, BlobSite):
                 with self.subTest(first=first, steps=steps), self.transaction(data) as one, \
                         self.transaction(data, self.opened()) as two:
                     stays, goes = (two, one) if first else (one, two)
-                    one[0]._txn.blobs.prepare(self.storage.database.pool.attempt)
-                    two[0]._txn.blobs.prepare(self.storage.database.pool.attempt)
+                    one[0].committing.blobs.prepare(self.storage.database.pool.attempt)
+                    two[0].committing.blobs.prepare(self.storage.database.pool.attempt)
                     if steps > 0:
                         stays[0].tpc_vote(stays[1])
                     if steps > 1:
@@ -291,7 +291,7 @@ class Suite(StoredBlobs, BlobSite):
     def test_a_process_that_is_killed(self):
         """Between its upload and its commit: a pack removes what it has left."""
         with self.transaction(LARGE) as (instance, *_):
-            blobs = instance._txn.blobs
+            blobs = instance.committing.blobs
             blobs.prepare(self.storage.database.pool.attempt)
             blobs._attempt = None
         self.assertEqual(self.new(), 1)
@@ -377,7 +377,7 @@ class Suite(StoredBlobs, BlobSite):
         """Uploaded before a pack has looked, and committed before it claims."""
         data, other, tids = os.urandom(100), self.opened(), []
         with self.transaction(data) as (instance, txn, oid):
-            instance._txn.blobs.prepare(self.storage.database.pool.attempt)
+            instance.committing.blobs.prepare(self.storage.database.pool.attempt)
 
             def act():
                 instance.tpc_vote(txn)

@@ -136,8 +136,8 @@ class Suite:
                 with self.assertRaisesRegex(Unsupported, SENTENCE):
                     instance.loadSerial(BLOB, self.second)
                 self.assertEqual(instance.load(BESIDE), (state(2), self.third))
-        self.assertFalse(view.database.cache.holds(u64(BLOB), view._view.at))
-        self.assertTrue(view.database.cache.holds(u64(BESIDE), view._view.at))
+        self.assertFalse(view.database.cache.holds(u64(BLOB), view.view.at))
+        self.assertTrue(view.database.cache.holds(u64(BESIDE), view.view.at))
         view.release()
 
 

@@ -301,7 +301,7 @@ class Numbers(Suite):
             with self.assertRaises(ValueError):
                 view.record_iternext(tid)
         view.prefetch([p64(2 ** 63), p64(1)])
-        self.assertEqual(self.storage.database.pool.lent, 1 if view._view._snapshot.session else 0)
+        self.assertEqual(self.storage.database.pool.lent, 1 if view.view.snapshot.session else 0)
         view.release()
         self.assertEqual(self.storage.database.pool.lent, 0)
 

@@ -401,7 +401,7 @@ class WaitingOnPostgreSQL(Suite):
         first = self.voted(self.other, (oid, base, state(1)))
         with self.assertRaises(LockTimeout) as raised:
             self.voted(impatient, (oid, base, state(2)))
-        self.assertIn(f' {self.other._txn._session.backend_pid} ', str(raised.exception))
+        self.assertIn(f' {self.other.committing.session.backend_pid} ', str(raised.exception))
         self.other.tpc_abort(first)
 
 

@@ -44,7 +44,7 @@ class Times(Convert):
         tids = [each.tid for each in self.source().iterator()]
         for position, number in (1, 0), (2, 1), (3, 2):
             destination = self.config(name=f'at{number}')
-            with mock.patch.object(convert, '_tid', lambda text, tid=tids[position]: tid):
+            with mock.patch.object(convert, 'tid_of_time', lambda text, tid=tids[position]: tid):
                 self.works(self.path, destination, '--at', 'now', '--verify')
             with closing(self.open_storage(f'at{number}')) as storage:
                 self.assertEqual(self.root(storage), {'number': number})
@@ -61,28 +61,28 @@ class Times(Convert):
         sources = [self.path] if self.keep_history else [self.path, self.here / 'free.conf']
         for source in sources:
             for tid in times[:-1]:
-                with mock.patch.object(convert, '_tid', lambda text, tid=tid: tid):
+                with mock.patch.object(convert, 'tid_of_time', lambda text, tid=tid: tid):
                     self.assertIn('does not have what was there at this time',
                                   self.refused(source, self.config(name='at'), '--at', 'then'))
-            with mock.patch.object(convert, '_tid', lambda text: times[-1]):
+            with mock.patch.object(convert, 'tid_of_time', lambda text: times[-1]):
                 self.works(source, self.config(name='at'), '--at', 'then', '--verify', '--clear', '--yes')
             with closing(self.open_storage('at')) as storage:
                 self.assertEqual(self.root(storage), {'number': 2})
 
     def test_times(self):
-        self.assertEqual(convert._tid('2026-11-23T12:00'), convert._tid('2026-11-23 14:00:00+02:00'))
-        self.assertLess(convert._tid('2026-11-22'), convert._tid('2026-11-23'))
+        self.assertEqual(convert.tid_of_time('2026-11-23T12:00'), convert.tid_of_time('2026-11-23 14:00:00+02:00'))
+        self.assertLess(convert.tid_of_time('2026-11-22'), convert.tid_of_time('2026-11-23'))
 
     def test_times_of_no_transaction(self):
         for text in '9999-12-31', '1899-12-31', '5900-01-01':
             with self.assertRaisesRegex(ArgumentTypeError, 'no time that a transaction can have'):
-                convert._tid(text)
+                convert.tid_of_time(text)
 
     def test_times_are_in_utc(self):
         self.addCleanup(time.tzset)
         with mock.patch.dict(os.environ, TZ='America/New_York'):
             time.tzset()
-            self.assertEqual(convert._tid('2026-11-23 12:00'), TimeStamp(2026, 11, 23, 12, 0, 0).raw())
+            self.assertEqual(convert.tid_of_time('2026-11-23 12:00'), TimeStamp(2026, 11, 23, 12, 0, 0).raw())
 
 
 class Lost(Convert):

@@ -136,7 +136,7 @@ class Verifying(Convert):
     def test_as_of_a_time(self):
         """Each process compares what was there then."""
         tids = [each.tid for each in self.source().iterator()]
-        with mock.patch.object(convert, '_tid', lambda text: tids[4]):
+        with mock.patch.object(convert, 'tid_of_time', lambda text: tids[4]):
             copy = f'sqlite://{self.here}/then?blob-dir={self.here}/then.blobs'
             self.works(self.path, copy, '--at', 'then')
             self.assertIn('Compared: 5 transactions',

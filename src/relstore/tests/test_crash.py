@@ -411,7 +411,7 @@ class TestOutcome(Suite):
         storage = relstore.RelStore(relstore.PostgreSQL(bouncer.dsn(dsn)), keep_history=keep_history)
         with closing(storage), closing(Watch(dsn)) as watch, ThreadPoolExecutor(1) as threads:
             oid, txn = self.change(storage)
-            backend = storage._txn._commit.backend
+            backend = storage.committing.commit.backend
             watch.rows('SELECT pg_advisory_lock(%s)', GATE)
             self.crashes.hold_back_log()
             asked, send = getattr(storage.database.adapter.sql, statement), Session.all
@@ -454,7 +454,7 @@ class TestOutcome(Suite):
         storage = relstore.RelStore(relstore.PostgreSQL(dsn), keep_history=keep_history)
         with closing(storage), closing(Watch(dsn)) as watch, ThreadPoolExecutor(1) as threads:
             oid, txn = self.change(storage)
-            backend = storage._txn._commit.backend
+            backend = storage.committing.commit.backend
             watch.rows('SELECT pg_advisory_lock(%s)', GATE)
             self.crashes.hold_back_log()
             sql = storage.database.adapter.sql

@@ -25,7 +25,7 @@ class Deletions(Suite):
         view.tpc_begin(txn)
         try:
             for oid in oids:
-                view.deleteObject(oid, self.collector._tid(oid), txn)
+                view.deleteObject(oid, self.collector.tid_of(oid), txn)
             view.tpc_vote(txn)
         except BaseException:
             view.tpc_abort(txn)

@@ -79,7 +79,7 @@ class DemoTests(DemoTestCase):
         self.assertNotIn('\x1b', out)
         self.assertNotIn('blob', out.partition('A Zope uses it')[0])
 
-        with contextlib.closing(demo._open(self.into)) as storage:
+        with contextlib.closing(demo.open_site(self.into)) as storage:
             descriptions = [txn.description for txn in storage.iterator()][-2:]
         self.assertEqual(
             descriptions, [b'Add relstore_demo to the root', b'Undo: add relstore_demo to the root']
@@ -133,7 +133,7 @@ class DemoTests(DemoTestCase):
         before = self.contents(self.site)
         self.assertIn(' and 2 blobs equal', self.assertWorks(*option, *([blobs] if option else [])))
         self.assertEqual(self.contents(self.site), before)
-        with contextlib.closing(DB(demo._open(self.into))) as db, db.transaction() as connection:
+        with contextlib.closing(DB(demo.open_site(self.into))) as db, db.transaction() as connection:
             self.assertEqual(connection.root()[b'second'].open().read(), b'second')
 
     def test_a_blob_that_differs(self):
@@ -309,7 +309,7 @@ class DifferenceTests(DemoTestCase):
             connection,
         ):
             connection.execute("UPDATE object_state SET state = CAST(state || x'00' AS BLOB) WHERE zoid = 1")
-        with contextlib.closing(demo._open(self.into)) as storage:
+        with contextlib.closing(demo.open_site(self.into)) as storage:
             with self.assertRaisesRegex(demo.Difference, '^Transaction .*: object 0x01 has other bytes'):
                 demo.compare_history(self.source, storage, lambda count: None)
             with self.assertRaisesRegex(demo.Difference, '^object 0x01: '):

@@ -247,7 +247,7 @@ class Promoted(TestCase):
     def test_shut_down(self):
         """In order, so the standby has everything."""
         def replace():
-            self.primary._shut_down()
+            self.primary.shut_down()
             self.standby.promote()
             self._switch()
 
@@ -407,7 +407,7 @@ class Expired(Suite):
 
     def test_idle_and_voted(self):
         view, txn = self._voted()
-        self._expire([*self.storage.database.pool._idle, view._txn._session])
+        self._expire([*self.storage.database.pool.idle, view.committing.session])
         with self.assertNoLogs('relstore', 'WARNING'):
             self.app.write(1)
             self._is_told(lambda: view.tpc_finish(txn))

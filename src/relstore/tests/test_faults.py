@@ -131,7 +131,7 @@ class EveryStatement(Suite):
     def _nothing_is_held(self):
         pools = [storage.database.pool for storage in self.storages]
         self.assertFalse([pool for pool in pools if pool.lent])
-        self.assertEqual(len(self.faults.open), sum(len(pool._idle) for pool in pools), 'connections left open')
+        self.assertEqual(len(self.faults.open), sum(len(pool.idle) for pool in pools), 'connections left open')
         self.trouble.settled()
 
     def _an_ordinary_transaction_works(self):
@@ -444,7 +444,7 @@ class SQLiteOutcome(EveryStatement):
         self.view.tpc_begin(txn)
         self.view.store(mine, z64, state(1), '', txn)
         self.view.tpc_vote(txn)
-        session = self.view._txn._session
+        session = self.view.committing.session
         close = session._connection.close
 
         def close_and_let_others_commit():

@@ -250,8 +250,8 @@ class Nodes(TestCase):
         """It cannot know whether the first will still commit: so it says that, and keeps it from doing so."""
         [oid], tid = self.objects()
         txn = self.voted(self.here, (oid, tid, state(-1)))
-        pool, session = self.here.database.pool, self.here._txn._session
-        orphan = self.here._txn._commit
+        pool, session = self.here.database.pool, self.here.committing.session
+        orphan = self.here.committing.commit
         pool.retire()
         with mock.patch.object(orphan, 'finish', side_effect=Disconnected('lost by this test')), \
                 mock.patch.object(session, 'close'), \

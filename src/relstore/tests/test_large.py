@@ -92,7 +92,7 @@ class Afterwards(TestCase):
         for oid, _, record in changes:
             self.storage.store(oid, tid, record, '', txn)
         self.storage.tpc_vote(txn)
-        self.assertEqual(self.storage._txn._session.all('PRAGMA mmap_size'), [(0,)])
+        self.assertEqual(self.storage.committing.session.all('PRAGMA mmap_size'), [(0,)])
         self.storage.tpc_abort(txn)
         self.assertEqual(self.mapped(), before)
         self.assertGreater(before, 0)

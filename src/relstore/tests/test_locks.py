@@ -124,7 +124,7 @@ class AdvisoryLocks(Locks):
     """Those of PostgreSQL."""
 
     def told_to_wait(self, message, oid):
-        holder = self.other._txn._session.backend_pid
+        holder = self.other.committing.session.backend_pid
         self.assertRegex(message, f'^The object {u64(oid):#x} was held for 0.05 s .* by the server process {holder} '
                                   r'\(.*in a transaction since \d\d:\d\d:\d\d UTC\)\.$')
 
@@ -174,7 +174,7 @@ class AdvisoryLocks(Locks):
             with self.assertRaises(relstore.errors.LockTimeout) as raised:
                 self.voted(impatient, (what, self.other.getTid(what), state(2)))
             self.assertIn('a large transaction', str(raised.exception))
-            self.assertIn(f'process {alone._txn._session.backend_pid} ', str(raised.exception))
+            self.assertIn(f'process {alone.committing.session.backend_pid} ', str(raised.exception))
         alone.tpc_finish(txn)
         txn, _ = self.voted(impatient, (mine, self.other.getTid(mine), state(2)))
         impatient.tpc_finish(txn)

@@ -285,12 +285,12 @@ class FailureSuite:
         def use(connection):
             connection.get('a')
             barrier.wait()
-        threads = [threading.Thread(target=client.first._do, args=(use,)) for _ in range(count)]
+        threads = [threading.Thread(target=client.first.do, args=(use,)) for _ in range(count)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        self.assertEqual(len(client.first._idle), min(count, memcached.MOST_IDLE))
+        self.assertEqual(len(client.first.idle), min(count, memcached.MOST_IDLE))
 
     def test_an_interrupted_request_leaves_no_answer_behind(self):
         self.patient()
@@ -302,8 +302,8 @@ class FailureSuite:
                 connection.sock.sendall(b'get a\r\n')
             raise KeyboardInterrupt
         with self.assertRaises(KeyboardInterrupt):
-            client.first._do(interrupted)
-        self.assertEqual(len(client.first._idle), 0)
+            client.first.do(interrupted)
+        self.assertEqual(len(client.first.idle), 0)
         self.assertEqual(client.first.get('b'), b'2')
 
     def test_a_connection_lost_in_done_is_no_failure_of_the_server(self):
@@ -316,7 +316,7 @@ class FailureSuite:
         with self.assertNoLogs('relstore'):
             with self.assertRaises(Unreachable):
                 client.first.incr('n', 1, again=False)
-            self.assertEqual(len(client.first._idle), 0, 'the others are dead as well')
+            self.assertEqual(len(client.first.idle), 0, 'the others are dead as well')
             client.first.delete('n')
             self.assertTrue(client.first.add('n', b'5'))
 
@@ -334,7 +334,7 @@ class FailureSuite:
             connection.get('a')
             barrier.wait()
             barrier.wait()
-        threads = [threading.Thread(target=client.first._do, args=(use,)) for _ in range(4)]
+        threads = [threading.Thread(target=client.first.do, args=(use,)) for _ in range(4)]
         for thread in threads:
             thread.start()
         barrier.wait()
@@ -391,7 +391,7 @@ class FailureSuite:
         proxy.garble = None
         with self.assertLogs('relstore', 'INFO') as logs:
             # One that goes and sees on a busy machine may have waited too long itself.
-            self.until(lambda: client.get_many(['a']) and not client.first._pause)
+            self.until(lambda: client.get_many(['a']) and not client.first.pause)
         self.assertIn('answers again', logs.output[0])
 
     def test_a_hiccup_is_no_failure(self):
@@ -419,10 +419,10 @@ class FailureSuite:
         with mock.patch.object(memcached, 'time', clock):
             with self.assertNoLogs('relstore'):
                 for _ in range(50):
-                    client.first._do(compute)
+                    client.first.do(compute)
             with self.warned(), self.assertRaises(Unreachable):
                 for _ in range(50):
-                    client.first._do(wait)
+                    client.first.do(wait)
 
     def test_much_at_once_is_no_failure(self):
         """4 MB at 10 MB/s take longer than an answer may."""
@@ -498,7 +498,7 @@ class FailureSuite:
             for thread in threads:
                 thread.join()
         # Sixteen that fail at once are one failure.
-        self.assertLessEqual(client.first._pause, 2 * memcached.PAUSE_SECONDS)
+        self.assertLessEqual(client.first.pause, 2 * memcached.PAUSE_SECONDS)
 
     def test_pauses_grow(self):
         self.server.kill()
@@ -617,64 +617,64 @@ class WholeSuite:
         self.assertEqual(one.get([1], 110, 0), {})
         for prefix, database, epoch in [('', 'site', 'epoch'), (self.prefix, 'other', 'epoch'),
                                         (self.prefix, 'site', 'next')]:
-            other = Tier(self.mc, prefix, one._cache)
+            other = Tier(self.mc, prefix, one.cache)
             self.assertIsNone(other.begin(database, epoch, 1, 110))
             other.look()
             self.assertEqual(other.get([1], 110, 1), {})
-            self.mc.first.delete(f'{other._epoch.namespace}base')
+            self.mc.first.delete(f'{other.epoch.namespace}base')
 
     def test_the_base_moves_and_takes_what_is_there_along(self):
         one = self.tier(110, (1, 101), limit=3)
-        self.assertEqual(one._epoch.bases, (100,))
-        one._cache.advance(110, 120, [(1, 111), (2, 112)])
+        self.assertEqual(one.epoch.bases, (100,))
+        one.cache.advance(110, 120, [(1, 111), (2, 112)])
         one.put([(n, b'%d' % n, 90 + n % 5, None) for n in range(3, 9)], 120, 1)
         self.force_look(one)
-        self.assertEqual(one._epoch.bases, (100,))
-        one._cache.advance(120, 130, [(3, 121), (4, 122)])
+        self.assertEqual(one.epoch.bases, (100,))
+        one.cache.advance(120, 130, [(3, 121), (4, 122)])
         two = self.tier(130)
         self.force_look(one)
-        self.assertEqual(one._epoch.bases, (130, 100))
+        self.assertEqual(one.epoch.bases, (130, 100))
         self.force_look(two)
-        self.assertEqual(two._epoch.bases, (130, 100))
+        self.assertEqual(two.epoch.bases, (130, 100))
         self.assertEqual(set(one.get(range(3, 9), 130, 1)), {5, 6, 7, 8})
-        one._epoch.bases = (130,)
+        one.epoch.bases = (130,)
         self.assertEqual(set(one.get(range(3, 9), 130, 1)), {5, 6, 7, 8}, 'stored under the newer base')
         self.assertEqual(Tier(self.mc, self.prefix, Cache(0, 0)).begin('site', 'epoch', 1, 130), 100)
 
     def force_look(self, tier):
-        tier._next_look = 0
+        tier.look_soon()
         tier.look()
 
     def test_a_look_now_and_then(self):
         tier = self.tier(110)
-        self.mc.first.delete(f'{tier._epoch.namespace}base')
+        self.mc.first.delete(f'{tier.epoch.namespace}base')
         tier.look()
-        self.assertIsNone(tier._shared_bases(tier._epoch.namespace))
+        self.assertIsNone(tier._shared_bases(tier.epoch.namespace))
         later = time.monotonic() + LOOK_EVERY_SECONDS
         with mock.patch.object(memcached.time, 'monotonic', lambda: later):
             tier.look()
-        self.assertEqual(tier._shared_bases(tier._epoch.namespace), (100,))
+        self.assertEqual(tier._shared_bases(tier.epoch.namespace), (100,))
 
     def test_a_log_that_does_not_reach_back_moves_the_base(self):
         one = self.tier(110)
         two = self.tier(120)
-        two._cache.jump(130)
+        two.cache.jump(130)
         self.force_look(two)
-        self.assertEqual(two._epoch.bases, (130,))
+        self.assertEqual(two.epoch.bases, (130,))
         self.force_look(one)
-        self.assertEqual(one._epoch.bases, (100,), 'it has not polled as far')
-        one._cache.advance(110, 130, [])
+        self.assertEqual(one.epoch.bases, (100,), 'it has not polled as far')
+        one.cache.advance(110, 130, [])
         self.force_look(one)
-        self.assertEqual(one._epoch.bases, (130,))
+        self.assertEqual(one.epoch.bases, (130,))
 
     def test_a_backup_was_restored(self):
         one = self.tier(110, (1, 110))
-        one._cache.jump(110)
-        one._cache.advance(110, 120, [])
-        one._epoch.bases = ()
-        self.mc.first.delete(f'{one._epoch.namespace}base')
+        one.cache.jump(110)
+        one.cache.advance(110, 120, [])
+        one.epoch.bases = ()
+        self.mc.first.delete(f'{one.epoch.namespace}base')
         self.force_look(one)
-        self.assertEqual(one._epoch.bases, (120,))
+        self.assertEqual(one.epoch.bases, (120,))
         two = Tier(self.mc, self.prefix, Cache(0, 0))
         self.assertEqual(two.begin('site', 'epoch', 1, 105), 105)
         self.assertEqual(Tier(self.mc, self.prefix, Cache(0, 0)).begin('site', 'epoch', 1, 120), 105)
@@ -682,7 +682,7 @@ class WholeSuite:
     def test_garbage_under_our_keys(self):
         tier = self.tier(110, (2, 105))
         tier.put([(1, b'one', 90, b'refs'), (2, b'two', 105, None)], 110, 1)
-        epoch = tier._epoch
+        epoch = tier.epoch
         keys = [epoch.key(1, 0, 100), epoch.key(2, 105, 100)]
         one, two = (self.mc.get_many(keys)[key] for key in keys)
         rnd = random.Random(4)
@@ -823,7 +823,7 @@ class TestConfiguration(unittest.TestCase):
     def test_addresses(self):
         for name, address in [('localhost:11211', ('localhost', 11211)), ('[::1]:5', ('::1', 5)),
                               ('unix:/run/mc', '/run/mc'), ('/run/mc', '/run/mc')]:
-            self.assertEqual(memcached._address(name), address)
+            self.assertEqual(memcached.address_of(name), address)
         for name in ('localhost', 'localhost:', ':11211', 'a:b', 'a:0', 'a:65536', 'a:-1', 'a:²', ''):
             with self.subTest(name), self.assertRaises(ConfigurationError) as caught:
                 Memcached([name], 'pymemcache')
@@ -836,10 +836,10 @@ class TestConfiguration(unittest.TestCase):
                                ('relstorage.pylibmc_wrapper', 'Pymemcache'), (None, 'Pymemcache'),
                                ('auto', 'Pymemcache')]:
             with self.subTest(name), mock.patch.dict(sys.modules, {'pylibmc': mock.MagicMock()}):
-                self.assertEqual(type(memcached._library(name)).__name__, expected)
+                self.assertEqual(type(memcached.library_of(name)).__name__, expected)
         with mock.patch.dict(sys.modules, {'pylibmc': mock.MagicMock(), 'pymemcache': None}):
             for name in (None, 'auto', 'relstorage.pylibmc_wrapper'):
-                self.assertIsInstance(memcached._library(name), memcached.Pylibmc)
+                self.assertIsInstance(memcached.library_of(name), memcached.Pylibmc)
 
     def test_a_warning_where_garbage_is_not_survived(self):
         with mock.patch.dict(sys.modules, {'pylibmc': mock.MagicMock()}):

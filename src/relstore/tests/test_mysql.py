@@ -222,7 +222,7 @@ class OldVotes(Suite):
         self.watch.rows('UPDATE relstore_commit SET voted = voted - INTERVAL 2 DAY')
         with self.other.database.pool.session() as session:
             old = [key for key, in session.script(adapter.sql.old_commits)]
-            self.assertIn(mine.database.pool._idle[-1].key, old)
+            self.assertIn(mine.database.pool.idle[-1].key, old)
             vote = self.started(self.voted, mine, (oid, tid, state(2)))
             self.watch.until_somebody_waits()
             session.results(adapter.sql.forget_commits, (adapter.oid_list(old),))
@@ -281,7 +281,7 @@ class Asking(Suite):
     def test_a_transaction_that_is_gone_writes_nothing(self):
         """Its locks are gone too, and what it was compared with may have changed."""
         txn = self.voted(self.mine, (self.oid, self.base, state(-1)))
-        self.mine._txn._session.rollback()
+        self.mine.committing.session.rollback()
         self.assertIsInstance(self.finished(self.mine, txn), StorageError)
         self.assertEqual(self.other.load(self.oid), (state(0), self.base))
         self.watch.until_nothing_is_open()
@@ -302,7 +302,7 @@ class Reconnecting(Suite):
             with self.assertRaises(Disconnected), closing(storage.database.adapter.connect()) as session:
                 self.watch.terminate(session._connection.thread_id())
                 session.all('SELECT 1')
-            self.watch.terminate(storage.database.pool._idle[-1]._connection.thread_id())
+            self.watch.terminate(storage.database.pool.idle[-1]._connection.thread_id())
             self.assertEqual(value_of(storage.load(oid)[0]), 0)
 
 
@@ -427,7 +427,7 @@ class Ended(Suite):
     def _nothing_stays_behind(self):
         self.watch.until_nothing_is_open()
         self.assertEqual(self.mine.database.pool.lent, 0)
-        ours = 2 + sum(len(storage.database.pool._idle) for storage in (self.mine, self.other))
+        ours = 2 + sum(len(storage.database.pool.idle) for storage in (self.mine, self.other))
         self.watch.until(f'(SELECT count(*) FROM information_schema.processlist WHERE db = DATABASE()) <= {ours}')
         self._proceed()
 
@@ -455,12 +455,12 @@ class Ended(Suite):
     def test_between_transactions(self):
         """Nobody notices."""
         def work(end):
-            [session] = self.mine.database.pool._idle
+            [session] = self.mine.database.pool.idle
             end(self._pid(session))
             self.view.poll_invalidations()
             self.assertEqual(value_of(self.view.load(self.oids[0])[0]), self.count)
             self.view.afterCompletion()
-            [session] = self.mine.database.pool._idle
+            [session] = self.mine.database.pool.idle
             end(self._pid(session))
             self._told(commit(self.view, *self._changes(-1)), stored=True)
 
@@ -474,7 +474,7 @@ class Ended(Suite):
         def work(end):
             self.view.poll_invalidations()
             self.view.load(self.oids[0])
-            end(self._pid(self.view._view._snapshot.session or self.mine.database.pool._idle[0]))
+            end(self._pid(self.view.view.snapshot.session or self.mine.database.pool.idle[0]))
             if self.keep_history:
                 self.assertEqual(value_of(self.view.load(self.oids[1])[0]), self.count)
             else:
@@ -493,11 +493,11 @@ class Ended(Suite):
                     vote = self.started(self.voted, self.view, *self._changes(-1))
                     for _ in range(times):
                         self.watch.until_somebody_waits()
-                        session, pid = self.view._txn._session, self._busy()
+                        session, pid = self.view.committing.session, self._busy()
                         end(pid)
                         self.watch.terminate(pid)   # who was cut off would go on waiting, with half of the locks
                         self.watch.until(lambda session=session: vote.done()
-                                         or self.view._txn._session not in (None, session))
+                                         or self.view.committing.session not in (None, session))
                     if stored:
                         self.watch.until_somebody_waits()
                 finally:
@@ -509,7 +509,7 @@ class Ended(Suite):
     def test_between_vote_and_finish(self):
         def work(end):
             txn = self.voted(self.view, *self._changes(-1))
-            end(self._pid(self.view._txn._session))
+            end(self._pid(self.view.committing.session))
             self._told(self.finished(self.view, txn), stored=False)
 
         self._each_way(work)
@@ -518,7 +518,7 @@ class Ended(Suite):
         """The server waits for the commit lock: one that is killed gives up, and one that is alone goes on."""
         def work(end):
             txn = self.voted(self.view, *self._changes(-1))
-            pid = self._pid(self.view._txn._session)
+            pid = self._pid(self.view.committing.session)
             self.third.take_commit_lock()
             finish = self.started(self.finished, self.view, txn)
             self.watch.until_somebody_waits()
@@ -536,7 +536,7 @@ class Ended(Suite):
         """The answer is held back; the connection is ended when the commit can be seen."""
         def work(end):
             txn = self.voted(self.view, *self._changes(-1))
-            pid = self._pid(self.view._txn._session)
+            pid = self._pid(self.view.committing.session)
             self.proxy.pause(sent=False)
             finish = self.started(self.finished, self.view, txn)
             self.watch.until('(SELECT max(tid) FROM object_state) > %s', u64(self.base))
@@ -554,7 +554,7 @@ class Ended(Suite):
         def work(end):
             new = [self.view.new_oid() for _ in range(20)]
             txn = self.voted(self.view, *self._changes(-1), *((oid, z64, state(-1)) for oid in new))
-            end(self._pid(self.view._txn._session))
+            end(self._pid(self.view.committing.session))
             self._told(self.finished(self.view, txn), stored=False)
             self.assertFalse([oid for oid in new if exists(self.other, oid)])
 

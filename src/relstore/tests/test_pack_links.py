@@ -394,7 +394,7 @@ class Memory(Suite):
         client.link(cluster.holder, cluster.one)
         txn = TransactionMetaData()
         client.begin().view.tpc_begin(txn)
-        client.view.deleteObject(cluster.one, client._tid(cluster.one), txn)
+        client.view.deleteObject(cluster.one, client.tid_of(cluster.one), txn)
         client.view.tpc_vote(txn)
         client.finish(txn)
         client.begin().link(z64, cluster.holder, note='the newest stays where there is no history')

@@ -77,7 +77,7 @@ class Readers(Suite):
             self.pack(packing)
             reader.begin()
             storages = packing, site, self.opened(**options)
-            for name in (lambda d: d.tier._epoch.namespace,
+            for name in (lambda d: d.tier.epoch.namespace,
                          lambda d: d.warm._epoch_of(d.cache.generation)):
                 self.assertEqual(len({name(storage.database) for storage in storages}), 1)
             reader.load(cluster.holder)

@@ -123,7 +123,7 @@ class LateAnswers(Suite):
 
     def test_states(self):
         """They are of a database that is no more."""
-        view = self.view._view
+        view = self.view.view
         ask, asked = view._read, []
 
         def late(*arguments):
@@ -133,7 +133,7 @@ class LateAnswers(Suite):
             return result
 
         def load_two(oid):
-            with patch.object(view._ahead, 'beside', lambda *_: [u64(self.second)]):
+            with patch.object(view.ahead, 'beside', lambda *_: [u64(self.second)]):
                 self.view.load(oid)
 
         reads = self.view.load, load_two, lambda oid: self.view.prefetch([oid])
@@ -247,7 +247,7 @@ class Interrupted(Suite):
         self.storage.database.adapter.message_size = 50
         mine, next_one = self.view.new_oid(), self.view.new_oid()
         txn = voted(self.view, (mine, z64, state(1)))
-        session = self.view._txn._session
+        session = self.view.committing.session
         with patch.object(Session, 'rollback', side_effect=KeyboardInterrupt), self.assertRaises(KeyboardInterrupt):
             self.view.tpc_abort(txn)
         commit(self.view, (next_one, z64, state(2)))
@@ -274,10 +274,10 @@ class Ticket(Suite):
     def test_only_the_transaction_that_has_voted_is_finished(self):
         mine = self.view.new_oid()
         txn = voted(self.view, (mine, z64, state(1)))
-        earlier = self.view._txn._commit.number
+        earlier = self.view.committing.commit.number
         self.view.tpc_abort(txn)
         txn = voted(self.view, (mine, z64, state(2)))
-        self.view._txn._commit.number = earlier
+        self.view.committing.commit.number = earlier
         with self.assertRaisesRegex(StorageError, 'not the transaction that has voted'):
             self.view.tpc_finish(txn)
         self.assertFalse(exists(self.other, mine))
@@ -379,7 +379,7 @@ class Staged(Suite):
         self.storage.database.adapter.message_size = 1000
         oid, record = self.storage.new_oid(), state('x' * 2000)
         txn = voted(self.storage, (oid, z64, record))
-        self.assertEqual(self.storage._txn._session.all('SELECT state FROM pg_temp.relstore_stage'), [(record,)])
+        self.assertEqual(self.storage.committing.session.all('SELECT state FROM pg_temp.relstore_stage'), [(record,)])
         self.storage.tpc_finish(txn)
         self.assertEqual(self.other.load(oid)[0], record)
 
@@ -418,7 +418,7 @@ class AfterCommit(Suite):
         self.view.poll_invalidations()
         self.view.load(cached)
         commit(self.view, (mine, tid, state(1)))
-        with patch.object(self.view._view, '_read', side_effect=AssertionError):
+        with patch.object(self.view.view, '_read', side_effect=AssertionError):
             self.assertEqual(value_of(self.view.load(cached)[0]), 0)
         self.view.afterCompletion()
 
@@ -426,7 +426,7 @@ class AfterCommit(Suite):
         self.enter(patch.object(spool, 'IN_MEMORY_BYTES', 10))
         oid = self.view.new_oid()
         txn = voted(self.view, (oid, z64, state(1)))
-        self.view._txn._spool._file.close()
+        self.view.committing._spool._file.close()
         tid = self.view.tpc_finish(txn)
         self.assertEqual(self.other.load(oid), (state(1), tid))
 

@@ -124,7 +124,7 @@ class Turns(TestCase):
             waiting = []
             for n in range(9):
                 waiting.append(threads.submit(wait, n, 0.05 if n % 3 == 1 else PATIENCE))
-                until(lambda: n in {waiter.who for waiter in self.queue._waiting} or waiting[-1].done())
+                until(lambda: n in {waiter.who for waiter in self.queue.waiting} or waiting[-1].done())
             self.assertEqual([waiting[n].result(PATIENCE) for n in (1, 4, 7)], [False] * 3)
             del got[:]
             self.queue.end('somebody else')
@@ -140,7 +140,7 @@ class Turns(TestCase):
                 patch.object(queue, 'PATIENCE_SECONDS', PATIENCE), ThreadPoolExecutor(1) as threads:
             self.assertTrue(self.queue.take(self.me, 0))
             waiting = threads.submit(self.queue.take, 'another', PATIENCE)
-            until(lambda: self.queue._waiting)
+            until(lambda: self.queue.waiting)
             for _ in range(3):
                 self.queue.end(self.me)
                 self.assertTrue(self.queue.take(self.me, 0))
@@ -154,7 +154,7 @@ class Turns(TestCase):
         with patch.object(queue, 'PATIENCE_SECONDS', PATIENCE), ThreadPoolExecutor(2) as threads:
             self.assertTrue(self.queue.take(self.me, 0))
             waiting = [threads.submit(self.queue.take, who, PATIENCE) for who in ('another', 'a third')]
-            until(lambda: len(self.queue._waiting) == 2)
+            until(lambda: len(self.queue.waiting) == 2)
             self.queue.end(self.me)
             done, _ = wait(waiting, PATIENCE / 2, FIRST_COMPLETED)
             self.assertEqual([future.result() for future in done], [True])
@@ -167,9 +167,9 @@ class Turns(TestCase):
         with ThreadPoolExecutor(1) as threads:
             with patch.object(queue, 'PATIENCE_SECONDS', PATIENCE):
                 self.assertTrue(self.queue.take(self.me, 0))
-                self.queue._waiting.append(first)
+                self.queue.waiting.append(first)
                 waiting = threads.submit(self.queue.take, 'another', PATIENCE)
-                until(lambda: len(self.queue._waiting) == 2)
+                until(lambda: len(self.queue.waiting) == 2)
                 self.queue.end(self.me)
                 self.assertIsNone(self.queue.holder)
             with patch.object(queue, 'PATIENCE_SECONDS', 0):
@@ -187,7 +187,7 @@ class Turns(TestCase):
                 ThreadPoolExecutor(1) as threads:
             self.assertTrue(self.queue.take(self.me, 0))
             waiting = threads.submit(self.queue.take, 'another', PATIENCE)
-            until(lambda: self.queue._waiting)
+            until(lambda: self.queue.waiting)
             self.queue.end(self.me)
             self.assertTrue(waiting.result(PATIENCE / 2))
 
@@ -215,7 +215,7 @@ class Turns(TestCase):
             for future in waiting:
                 future.result(PATIENCE)
         self.assertGreater(sum(had), 0)
-        self.assertFalse(self.queue._waiting)
+        self.assertFalse(self.queue.waiting)
         self.assertTrue(self.queue.take(self.me, 0))
 
     def test_interrupted(self):
@@ -244,7 +244,7 @@ class Turns(TestCase):
         self.queue.seize(self.me)
         with ThreadPoolExecutor(1) as threads:
             after = threads.submit(self.queue.take, 'after', PATIENCE)
-            until(lambda: self.queue._waiting)
+            until(lambda: self.queue.waiting)
             self.queue.end('forgetful')
             self.assertFalse(after.done())
             self.queue.end(self.me)
@@ -323,7 +323,7 @@ class Turns(TestCase):
         if pid == 0:
             came = True
             with suppress(BaseException):
-                came = self.queue.take('child', 0) or self.queue._waiting
+                came = self.queue.take('child', 0) or self.queue.waiting
                 self.queue.end(self.me)
             os._exit(int(bool(came)))
         _, status = os.waitpid(pid, 0)
@@ -380,7 +380,7 @@ class Writers(TestCase):
             commits = []
             for n in range(8):
                 commits.append(threads.submit(commit, (self.storage, other)[n % 2]))
-                until(lambda: len(self.queue._waiting) == n + 1)
+                until(lambda: len(self.queue.waiting) == n + 1)
             instance.tpc_finish(txn)
             order = [future.result(PATIENCE) for future in commits]
         self.assertEqual(order, sorted(order))
@@ -398,7 +398,7 @@ class Writers(TestCase):
             impatient.database.oids._free.extend([1000])
             with self.assertRaises(LockTimeout):
                 self.voted(impatient)
-        self.assertFalse(self.queue._waiting)
+        self.assertFalse(self.queue.waiting)
         instance.tpc_abort(txn)
         self.voted(self.storage)[0].release()
         self.assertIsNone(self.queue.holder)

@@ -663,7 +663,7 @@ class Suite(unittest.TestCase):
         """And what the objects refer to is known then."""
         with self.manager, self.cold():
             folders = list(self.connection.root()['folders'].values())
-            self.connection._storage._view._ahead._resting = True
+            self.connection._storage.view.ahead._resting = True
             before = self.loads()
             self.connection.prefetch(folders)
             self.assertEqual(self.loads(), before + 1)
@@ -678,7 +678,7 @@ class Suite(unittest.TestCase):
         """Unless a load takes hardly longer than to look at it."""
         with self.manager:
             self.connection.root()['tree']
-            ahead = self.connection._storage._view._ahead
+            ahead = self.connection._storage.view.ahead
             ahead._resting = True
         with self.manager:
             self.connection.root()['tree']

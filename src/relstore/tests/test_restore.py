@@ -119,7 +119,7 @@ class Restored(TestCase):
         """In a transaction that has read what is about to go; it is committed at the end, in vain."""
         app.manager.begin()
         app.set(c=app.connection.root()['a'].value + 10)
-        app.connection._storage._view._snapshot.end()     # the server would wait for it before it lets anybody restore
+        app.connection._storage.view.snapshot.end()     # the server would wait for it before it lets anybody restore
         yield
         with self.assertRaises(TransientError):
             app.manager.commit()
@@ -372,7 +372,7 @@ class Replaced(OwnServer, TellsByEpoch):
     """The server's files, by a copy that was made while it was shut down."""
 
     def dump(self):
-        self.server._shut_down()
+        self.server.shut_down()
         data, copy = self.server.directory / 'data', self.server.directory / 'copy'
         shutil.copytree(data, copy, copy_function=_copy)
         _own(data, copy)
@@ -380,7 +380,7 @@ class Replaced(OwnServer, TellsByEpoch):
         return copy
 
     def restore(self, dump, meanwhile=lambda: None):
-        self.server._shut_down()
+        self.server.shut_down()
         shutil.rmtree(self.server.directory / 'data')
         dump.rename(self.server.directory / 'data')
         self.server.start()
@@ -399,7 +399,7 @@ class Made(OwnServer, PgDump, TellsByEpoch):
         self.first = self.application(**self.cached)
 
     def _make_anew(self, dump):
-        self.server._shut_down()
+        self.server.shut_down()
         shutil.rmtree(self.server.directory / 'data')
         self.server._make_data()
         self.server.start()
@@ -631,7 +631,7 @@ class OneObject(TestCase):
         if self.keep_history:
             statements = [f'UPDATE current_object SET tid = {u64(self.before)} WHERE {revision}',
                           f'DELETE FROM object_state WHERE {revision}']
-        self.view._view._snapshot.end()
+        self.view.view.snapshot.end()
         with self.other.database.pool.session() as session:
             for statement in statements:
                 session.run(statement)
@@ -691,7 +691,7 @@ class OneObject(TestCase):
 
     def test_that_is_removed(self):
         """By a pack, say: no revision is left."""
-        self.view._view._snapshot.end()
+        self.view.view.snapshot.end()
         with self.other.database.pool.session() as session:
             for table in ('current_object', 'object_state') if self.keep_history else ('object_state',):
                 session.run(f'DELETE FROM {table} WHERE zoid = {u64(self.oid)}')

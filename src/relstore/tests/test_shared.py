@@ -106,7 +106,7 @@ class Process(World):
 
     def __init__(self, site, tier, reaches_back):
         self.site = site
-        super().__init__(tier._cache)
+        super().__init__(tier.cache)
         self.tier, self.reaches_back = tier, reaches_back
         self.shared_hits = 0
         self.begin()
@@ -134,7 +134,7 @@ class Process(World):
         return super().ask()
 
     def look(self):
-        self.tier._next_look = 0
+        self.tier.look_soon()
         self.tier.look()
 
     def commit(self, oids, step, view=None):
@@ -225,7 +225,7 @@ def history(seed, make_tier=Tier, steps=300):
 class TakesNoAnswerForUnchanged(Tier):
     def _facts(self, epoch, oid, at):
         for base in epoch.bases:
-            yield self._cache.newest_change(oid, at, base, epoch.generation) or 0, base
+            yield self.cache.newest_change(oid, at, base, epoch.generation) or 0, base
 
 
 class AsksForTheBaseOnly(Tier):
@@ -237,7 +237,7 @@ class AsksForTheBaseOnly(Tier):
 class IgnoresThatTheLogEnds(Tier):
     def _facts(self, epoch, oid, at):
         for base in epoch.bases:
-            change = self._cache._changed.get(oid, 0)
+            change = self.cache._changed.get(oid, 0)
             yield change if base < change <= at else 0, base
 
 
@@ -255,7 +255,7 @@ class KeepsItsKeysInANewEpoch(Tier):
 
 class ForgetsTheGeneration(Tier):
     def _of(self, generation):
-        return self._epoch
+        return self.epoch
 
 
 class ForgetsThatTheDatabaseWentBack(Tier):
@@ -311,19 +311,19 @@ class TestBases(unittest.TestCase):
         return (tier or self.tier).begin('site', 'epoch', self.cache.generation + 1, last)
 
     def look(self):
-        self.tier._next_look = 0
+        self.tier.look_soon()
         self.tier.look()
 
     def test_garbage_in_place_of_the_base_is_replaced(self):
         self.begin(100)
         self.cache.restart(100)
-        key = f'{self.tier._epoch.namespace}base'
+        key = f'{self.tier.epoch.namespace}base'
         for garbage in (b'', b'x', bytes(24)):
             with self.subTest(garbage):
                 self.shelf.values[key] = garbage
-                self.tier._epoch.bases = ()
+                self.tier.epoch.bases = ()
                 self.look()
-                self.assertEqual(self.tier._epoch.bases, (100,))
+                self.assertEqual(self.tier.epoch.bases, (100,))
                 self.assertEqual(self.begin(100, Tier(self.shelf, 'p', Cache(0, 0))), 100)
 
     def test_a_fork_asks_nothing(self):
@@ -334,11 +334,11 @@ class TestBases(unittest.TestCase):
                 self.cache.restart(100)
                 if shared:
                     self.look()
-                key = f'{self.tier._epoch.namespace}base'
+                key = f'{self.tier.epoch.namespace}base'
                 others = self.shelf.values[key] = tier_module._encode_bases(key, (120, 100))
                 with mock.patch.object(self.shelf, '_reach', side_effect=AssertionError('asked')):
                     self.assertEqual(self.begin(100), 100 if shared else None)
-                self.assertEqual(self.tier._epoch.bases, bases)
+                self.assertEqual(self.tier.epoch.bases, bases)
                 self.assertEqual(self.shelf.values.pop(key), others)
 
     def test_a_database_that_went_back_under_a_running_process(self):
@@ -346,7 +346,7 @@ class TestBases(unittest.TestCase):
         self.cache.restart(100)
         self.look()
         self.cache.advance(100, 130, [])
-        key = f'{self.tier._epoch.namespace}base'
+        key = f'{self.tier.epoch.namespace}base'
         self.shelf.values[key] = tier_module._encode_bases(key, (120, 100))
         self.assertEqual(self.begin(110), 110)
         self.assertEqual(self.begin(130, Tier(self.shelf, 'p', Cache(0, 0))), 110, 'the others know')

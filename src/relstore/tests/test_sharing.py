@@ -214,7 +214,7 @@ class Sharing(Suite):
         self.assertGreaterEqual(other.stats()['shared_hits'], MANY)
         # After this it has only what site loads from the database, and then what other commits.
         self.server.restart()
-        site.storage.database.tier._next_look = 0
+        site.storage.database.tier.look_soon()
         site.storage.database.polling.forget()
         site.forget()
         self.assertEqual(site.load_many(), list(range(MANY)))
@@ -264,13 +264,13 @@ class Sharing(Suite):
         other.create_many()
         other.load_many()
         site.read()
-        bases = site.storage.database.tier._epoch.bases
+        bases = site.storage.database.tier.epoch.bases
 
         def work():
             child = Site(site.storage)
             assert child.load_many() == list(range(MANY))
             assert child.stats()['shared_hits'] >= MANY, child.stats()
-            assert site.storage.database.tier._epoch.bases == bases
+            assert site.storage.database.tier.epoch.bases == bases
 
         in_child(self, work)
 
@@ -379,7 +379,7 @@ class Sharing(Suite):
             self.assertEqual(site.add(1), number)
             self.assertLess(time.monotonic() - started, 2 * TIMEOUT_SECONDS + MARGIN / 2)
             self.assertEqual(other.read(), number)
-            alone += bool(server._pause)
+            alone += bool(server.pause)
         self.assertGreater(alone, 10)
         with self.assertRaises(memcached.Unreachable):
             server.get('anything')
@@ -390,7 +390,7 @@ class Sharing(Suite):
         proxy.stop()
         self.assertEqual(site.add(1), 1)
         self.assertEqual(site.add(1), 2)
-        self.assertTrue(site.storage.database.memcached.first._pause)
+        self.assertTrue(site.storage.database.memcached.first.pause)
         proxy.start()
         self.until(lambda: other.read() == 2)
 

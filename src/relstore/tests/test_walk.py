@@ -292,7 +292,7 @@ class Records(Suite):
 
         def passes(seconds):
             now[0] += seconds
-            self.storage._walks.drop_idle()
+            self.storage.walks.drop_idle()
 
         with mock.patch.object(walk, 'time', mock.Mock(monotonic=lambda: now[0])):
             for begin, idle in (None, walk.IDLE_SECONDS), (p64(1), walk.SEEK_IDLE_SECONDS):
@@ -307,7 +307,7 @@ class Records(Suite):
 
     def test_somebody_looks_in_time(self):
         """For each that is kept, where another is kept for longer, too, or he looked too early; then nobody does."""
-        sessions, walks = self.opening(), self.storage._walks
+        sessions, walks = self.opening(), self.storage.walks
         *_, following = self.storage.record_iternext()
         with mock.patch.object(walk, 'SEEK_IDLE_SECONDS', 0.2):
             for too_early in False, True:
@@ -355,17 +355,17 @@ class Records(Suite):
 
         *_, long = self.storage.record_iternext()
         thread = threading.Thread(target=self.storage.record_iternext, args=(long,))
-        idle = threading.Thread(target=self.storage._walks.drop_idle)
+        idle = threading.Thread(target=self.storage.walks.drop_idle)
         with mock.patch.object(Pages, 'current', read_long):
             thread.start()
             self.assertTrue(reading.wait(60))
         self.addCleanup(thread.join)
         self.addCleanup(go_on.set)
-        self.storage._walks._kept[long[8:]][0].used -= 2 * walk.IDLE_SECONDS
+        self.storage.walks._kept[long[8:]][0].used -= 2 * walk.IDLE_SECONDS
         idle.start()
         self.addCleanup(idle.join)
         self.addCleanup(go_on.set)
-        self.until(lambda: long[8:] not in self.storage._walks._kept)
+        self.until(lambda: long[8:] not in self.storage.walks._kept)
         done = threading.Thread(target=self.storage.record_iternext, daemon=True)
         done.start()
         done.join(60)
@@ -404,7 +404,7 @@ class Halves(Suite):
     def nobody_comes(self):
         """For as long as halves are kept."""
         with mock.patch.object(halves, 'HALF_IDLE_SECONDS', 0):
-            self.storage._walks.drop_idle()
+            self.storage.walks.drop_idle()
 
     def assertGone(self, *tids):
         for tid in tids:
@@ -531,7 +531,7 @@ class Halves(Suite):
         with mock.patch.object(halves, 'REMEMBERED', 3), mock.patch.object(halves, 'KEPT', 2):
             for oid in self.oids[1:]:
                 self.tids(self.storage.getTid(oid))
-            self.assertEqual(len(self.storage._walks._halves._at), 3)
+            self.assertEqual(len(self.storage.walks._halves._at), 3)
             self.assertEqual(len(self.tids(None, self.storage.getTid(self.oids[1]))), 4)
 
     def test_through_a_wrapper(self):

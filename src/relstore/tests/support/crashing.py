@@ -67,7 +67,7 @@ class Crashing(TestCase):
                 for _ in range(others):
                     stack.enter_context(closing(Watch(dsn))).rows('BEGIN; SELECT pg_current_xact_id()')
                 storage.tpc_vote(txn)
-                number = storage._txn._commit.number
+                number = storage.committing.commit.number
                 self._crash(dsn)
             with closing(Watch(dsn)) as watch:
                 next_number = 'SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint'

@@ -42,7 +42,7 @@ class Client:
 
     def vote(self, *changes: tuple[bytes, bytes]) -> TransactionMetaData:
         txn = TransactionMetaData()
-        bases = [self._tid(oid) for oid, _ in changes]
+        bases = [self.tid_of(oid) for oid, _ in changes]
         self.view.tpc_begin(txn)
         try:
             for (oid, state), base in zip(changes, bases, strict=True):
@@ -58,7 +58,7 @@ class Client:
         self.view.afterCompletion()
         return tid
 
-    def _tid(self, oid: bytes) -> bytes:
+    def tid_of(self, oid: bytes) -> bytes:
         try:
             return self.view.load(oid)[1]
         except POSKeyError:

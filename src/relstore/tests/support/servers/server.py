@@ -101,7 +101,7 @@ class Server:
         """Shut down and remove the directory. Does nothing when there is none."""
         if self.directory is None:
             return
-        self._shut_down()
+        self.shut_down()
         if self._follower is not None:
             self._outputs.put(None)
             self._follower.join(SECONDS_TO_STOP)
@@ -112,7 +112,7 @@ class Server:
 
     def restart(self) -> None:
         """Shut down as an operator would (clients are disconnected) and start again on the same data."""
-        self._shut_down()
+        self.shut_down()
         self.start()
 
     def kill(self) -> None:
@@ -178,7 +178,7 @@ class Server:
             self.stop()
             raise RuntimeError(f'The data of {self.name} cannot be made:\n{self.log_tail()}')
 
-    def _shut_down(self) -> None:
+    def shut_down(self) -> None:
         if self.process is None:
             return
         self.process.send_signal(self.shutdown)
