@@ -75,7 +75,7 @@ class Transaction:
 
     def store(self, oid: int, base: int, state: bytes) -> None:
         if state is None:
-            raise TypeError('None is no state; deleteObject deletes.')
+            raise TypeError('None is not a state; use deleteObject.')
         self._spool.put(oid, base, state)
 
     def restore(self, oid: int, state: bytes | None, data_tid: int | None) -> None:

@@ -89,7 +89,7 @@ class Options:
         True, FLAG, 'Keep old revisions of objects, for undo and history. '
                     'It must be what the database was made with.')
     create_schema: bool = _option(
-        True, FLAG, 'Create missing tables at open. Where false, tables that are missing are an error.')
+        True, FLAG, 'Create missing tables at open. If false, missing tables are an error.')
     commit_lock_timeout: float = _option(
         30, SECONDS, 'Seconds that the vote of a commit waits for each lock before it gives up.')
     cache_local_mb: int = _option(
@@ -101,17 +101,16 @@ class Options:
         None, TEXT, 'Directory of a file in which the cache is saved at close and every few minutes, so that the '
                     'next process starts with it. One file for each database, for all processes of the machine. '
                     'It holds the states of objects: who can read it reads them, and who can write it can run code '
-                    'in the site. Where it is not given, nothing is saved.')
+                    'in the site. If it is not given, nothing is saved.')
     cache_local_dir_write_max_size: int | None = _option(
-        None, BYTES, 'Bytes that this file may have, about. Where it is not given, as many as cache-local-mb says.')
+        None, BYTES, 'Approximate maximum size of this file in bytes. If it is not given, the size in cache-local-mb.')
     cache_servers: str | None = _option(
         None, TEXT, 'Memcached servers that the processes of a site share, as host:port or unix:/path, with '
                     'blanks or commas between. All processes have to name the same servers in the same order.')
     cache_module_name: str | None = _option(
-        None, TEXT, 'The Python module that speaks to memcached, pymemcache or pylibmc. Where it is not given, '
-                    'it is the first of these that is installed; likewise where it has the name that '
-                    "RelStorage has for pylibmc, because an answer that is not memcached's can crash that, and the "
-                    'process with it.')
+        None, TEXT, 'The Python module that speaks to memcached, pymemcache or pylibmc. If it is not given, the first '
+                    "of these that is installed; likewise if it is RelStorage's name for pylibmc, because an answer "
+                    "that is not memcached's can crash pylibmc, and the process with it.")
     cache_prefix: str = _option(
         '', PREFIX, 'What the keys in memcached begin with. A copy of a database that shares the memcached '
                     'needs another one than the original.')
@@ -123,44 +122,44 @@ class Options:
         False, FLAG, 'Whether the blobs are in blob-dir, which all processes of a site then have to share, instead of '
                      'in the database.')
     blob_cache_size: int | None = _option(
-        None, BYTES, 'Bytes that the files in blob-dir may have, where it is a cache. Where it is not given, all that '
+        None, BYTES, 'Maximum size in bytes of the files in blob-dir, if it is a cache. If it is not given, all that '
                      'are read stay.')
     blob_cache_fill_on_commit: bool = _option(
-        False, FLAG, 'Whether the blobs that a process commits are cached in blob-dir, or not until they are read.')
+        False, FLAG, 'Whether the blobs that a process commits are cached in blob-dir at once, or only when they are '
+                     'read.')
     blob_chunk_size: int = _option(
         1 << 20, _from(1), 'Bytes of the pieces in which a blob is stored on MySQL, MariaDB and SQLite.')
     blob_store: str | None = _option(
-        None, TEXT, 'URL of an object storage that has the blobs instead of the database, say s3://bucket/prefix; '
+        None, TEXT, 'URL of an object storage that has the blobs instead of the database, such as s3://bucket/prefix; '
                     'blob-dir is a cache of it then. It has no credentials in it: they are left to the environment, to '
                     'the files of botocore, or to a profile there, ?profile=name.', shown=False)
     blob_store_grace: float = _option(
         86400, PART, 'Seconds for which the data of a blob stays in the object storage after a pack has found that '
-                     'nothing needs it any more. As long as that a backup of the database may be restored.')
+                     'nothing needs it any more. Backups of the database that are no older can be restored.')
     pool_size: int = _option(64, _from(2), 'Database sessions that a process may hold.')
     pool_timeout: float = _option(
         30, SECONDS, 'Seconds to wait for a database session when all of them are in use.')
     poll_limit: int = _option(
         100_000, _from(1), 'Changed objects that one poll lists; with history, on PostgreSQL and SQLite, '
-                           'changes of objects. When there are more, connections drop what they hold and '
-                           'the cache begins anew. RelStorage calls it cache-delta-size-limit.')
+                           'changes of objects. When there are more, connections drop what they hold and the cache '
+                           'starts empty. RelStorage calls it cache-delta-size-limit.')
     poll_interval: float = _option(
-        0, SECONDS_OR_0, 'Seconds for which a process does not ask the database what changed, as long as '
-                         'memcached tells that nothing was committed. 0 means to ask in every transaction, and '
-                         'so does the absence of cache-servers.')
+        0, SECONDS_OR_0, 'Seconds for which a process does not ask the database what changed, as long as memcached '
+                         'says that nothing was committed. 0, or no cache-servers, means to ask in every transaction.')
     pack_gc: bool = _option(
         True, FLAG, 'Whether a pack removes objects that nothing refers to, or only old revisions.')
     pack_dry_run: bool = _option(
         False, FLAG, 'Whether a pack removes nothing, and only reports what it would.')
     pack_prepack_only: bool = _option(
-        False, FLAG, 'Whether a pack only looks for what may go, and writes it down in the database.')
+        False, FLAG, 'Whether a pack only finds what can be removed, and records it in the database.')
     pack_skip_prepack: bool = _option(
-        False, FLAG, 'Whether a pack only removes what was written down by one with pack-prepack-only.')
+        False, FLAG, 'Whether a pack only removes what one with pack-prepack-only has recorded.')
     pack_batch_timeout: float = _option(
         1.0, SECONDS_OR_0, 'Seconds that one step of a pack may take, at most. It aims at a tenth of a second, and '
                            'at a hundredth where others commit. 0 makes small steps.')
     pack_duty_cycle: float = _option(
-        0.5, PART, 'The part of its time that a pack works; it rests in the other, if others commit. 1 or more, or 0, '
-                   'means never to rest.')
+        0.5, PART, 'The share of its time that a pack works; it rests for the remainder, if others commit. 1 or more, '
+                   'or 0, means never to rest.')
     pack_max_delay: float = _option(
         20.0, SECONDS_OR_0, 'Seconds that a pack rests between two steps, at most.')
 

@@ -200,7 +200,7 @@ class Walks:
         there on.
         """
         if cookie and len(cookie) not in (8, 16):
-            raise ValueError(f'This is no oid, and not what the last call returned: {cookie!r}.')
+            raise ValueError(f'This is neither an oid nor what the last call returned: {cookie!r}.')
         start, name = min(u64(cookie[:8]), MAX_TID) if cookie else 0, cookie[8:] if cookie else b''
         walk = self._named(name) if name else self.begin()
         rows = walk.read(self._pages.current, start, 2)

@@ -215,7 +215,7 @@ class Completion:
         lacks = sorted(wanted - there.keys())
         wrong = sorted(name for name in ('zoid', 'tid') if name in wanted and 'int' not in there.get(name, 'int'))
         if lacks or wrong:
-            why = f'it lacks {", ".join(lacks)}' if lacks else f'its {", ".join(wrong)} is no integer'
+            why = f'it lacks {", ".join(lacks)}' if lacks else f'its {", ".join(wrong)} is not an integer'
             raise ConfigurationError(f"{self._adapter} has a table {table} that is not relstore's: {why}; "
                                      'rename that table, or name another database or schema.')
 

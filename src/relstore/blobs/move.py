@@ -75,8 +75,8 @@ class Move:
     def _refuse(self, session: Session) -> None:
         adapter = self._adapter
         if not adapter.writes_alone(session):
-            raise ConfigurationError(f'RelStorage may write to {adapter}, and would go on storing blobs at the old '
-                                     'place: if no process of it does any more, say so with "relstore writers".')
+            raise ConfigurationError(f'RelStorage may write to {adapter}, and would keep storing blobs at the old '
+                                     'place: if none of its processes does any more, say so with "relstore writers".')
         if adapter.sweeps.state(session)[1]:
             raise ConfigurationError(f'A pack of {adapter} was interrupted while it removed what it had found; let one '
                                      'come to its end first.')

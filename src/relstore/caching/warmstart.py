@@ -327,7 +327,7 @@ class _Saved:
         self._file = file
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise Unusable('it is no file')
+            raise Unusable('it is not a file')
         if status.st_uid not in (0, os.geteuid()):      # root trusts nobody else either
             raise Unusable(f'it belongs to another user, {status.st_uid}')
         if status.st_mode & 0o022:
@@ -337,7 +337,7 @@ class _Saved:
         header = self._read(HEADER.size)
         magic, version, self.head, floor, *lengths, count = HEADER.unpack(header)
         if magic != MAGIC:
-            raise Unusable('it is no saved cache')
+            raise Unusable('it is not a saved cache')
         if version != VERSION:
             raise Unusable(f'its format has version {version}, and this relstore knows version {VERSION}')
         names = [self._read(length) for length in lengths]

@@ -18,10 +18,11 @@ RELSTORAGE_SEES = {
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument('config', metavar='CONFIG', help='a file with <relstore> or <zodb_db> sections, say zope.conf')
+    parser.add_argument('config', metavar='CONFIG', help='a file with <relstore> or <zodb_db> sections, such as '
+                        'zope.conf')
     parser.add_argument('--dry-run', action='store_true', help='print the statements and what they lock')
     parser.add_argument('--wait', type=float, default=PATIENCE_SECONDS, metavar='SECONDS',
-                        help='how long to try, where a table is in use (default: %(default)g)')
+                        help='how long to try if a table is in use (default: %(default)g)')
 
 
 def run(args: Namespace) -> int:

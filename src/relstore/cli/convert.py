@@ -54,25 +54,25 @@ def main(argv: list[str] | None = None) -> int:
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument('source', metavar='SOURCE', help='a Data.fs; a configuration file, FILE or FILE#NAME; or a '
                         'URL. Or a file with sections named `source` and `destination`: then nothing else is named')
-    parser.add_argument('destination', metavar='DESTINATION', nargs='?', help='likewise; a URL such as '
+    parser.add_argument('destination', metavar='DESTINATION', nargs='?', help='likewise, for example the URL '
                         'postgresql://user@host/name?blob-dir=/path or sqlite:///path')
-    parser.add_argument('--dry-run', action='store_true', help='copy nothing, and tell what would be copied')
-    parser.add_argument('--clear', action='store_true', help='empty the destination before')
+    parser.add_argument('--dry-run', action='store_true', help='copy nothing; report what would be copied')
+    parser.add_argument('--clear', action='store_true', help='empty the destination first')
     parser.add_argument('--yes', action='store_true', help='with --clear: do not ask')
     parser.add_argument('--incremental', action='store_true',
-                        help='go on with a copy that was begun; this is what happens anyway')
+                        help='continue a copy that was begun; this is the default')
     parser.add_argument('--at', metavar='TIME', type=tid_of_time, default=b'',
-                        help='copy what was there at this time, say "2026-11-23 12:00" (in UTC)')
+                        help='copy the state at this time, such as "2026-11-23 12:00" (UTC)')
     parser.add_argument('--skip-damaged', action='store_true', help='leave out what cannot be read in the source, and '
-                        'name each piece of it')
-    parser.add_argument('--verify', action='store_true', help='compare all of both afterwards')
+                        'list it')
+    parser.add_argument('--verify', action='store_true', help='compare source and destination afterwards')
     parser.add_argument('--verify-only', action='store_true', help='compare, and copy nothing')
     add_jobs(parser)
-    parser.add_argument('--follow', action='store_true', help='go on copying what is committed, until it is told to '
-                        'stop (SIGINT, SIGTERM)')
-    parser.add_argument('--until-idle', metavar='SECONDS', type=float, help='with --follow: or until nothing was '
-                        'committed to the source for so long')
-    parser.add_argument('--debug', action='store_true', help='tell more, and how far it is in lines, not in a bar')
+    parser.add_argument('--follow', action='store_true', help='keep copying what is committed, until stopped (SIGINT, '
+                        'SIGTERM)')
+    parser.add_argument('--until-idle', metavar='SECONDS', type=float, help='with --follow: stop when nothing has been '
+                        'committed to the source for this long')
+    parser.add_argument('--debug', action='store_true', help='log more, and show progress in lines instead of a bar')
     parser.set_defaults(refuse=parser.error)
 
 
@@ -88,9 +88,9 @@ def run(args: Namespace) -> int:
     with told_on_stderr(args.debug), _until_stopped() as stopped:
         source, destination = places.find_two(args.source, args.destination)
         if {os.path.realpath(path) for path in source.paths} & {os.path.realpath(path) for path in destination.paths}:
-            raise ConfigurationError('The source and the destination are one file.')
+            raise ConfigurationError('The source and the destination are the same file.')
         for shared in sorted(source.blob_directories & destination.blob_directories):
-            raise ConfigurationError(f'{shared} is named for the blobs of both storages: name another blob-dir for the '
+            raise ConfigurationError(f'{shared} is the blob-dir of both storages: name another blob-dir for the '
                                      'destination.')
         return _Command(args, source, destination, stopped).run()
 
@@ -153,7 +153,7 @@ class _Command:
         storage = opened.relstore or opened.storage
         if not hasattr(storage, 'zap_all'):
             raise ConfigurationError(f'{opened.name} cannot be emptied: name a new file, or remove this one.')
-        if not self._args.yes and sys.stdin.isatty() and input(f'Remove all that is in {_told(opened)}? [y/N] ') != 'y':
+        if not self._args.yes and sys.stdin.isatty() and input(f'Remove everything in {_told(opened)}? [y/N] ') != 'y':
             raise ConfigurationError('Nothing was done.')
         storage.zap_all()
         print(f'Emptied: {_told(opened)}')
@@ -262,10 +262,10 @@ def tid_of_time(text: str) -> bytes:
     try:
         when = datetime.fromisoformat(text)
     except ValueError as e:
-        raise argparse.ArgumentTypeError(f'{text} is no time as in 2026-11-23 or "2026-11-23 12:00:00"') from e
+        raise argparse.ArgumentTypeError(f'{text} is not a time such as 2026-11-23 or "2026-11-23 12:00:00"') from e
     when = when.replace(tzinfo=timezone.utc) if when.tzinfo is None else when.astimezone(timezone.utc)
     if not 1900 <= when.year < 5900:
-        raise argparse.ArgumentTypeError(f'{text} is no time that a transaction can have')
+        raise argparse.ArgumentTypeError(f'{text} is not a time that a transaction can have')
     seconds = when.second + when.microsecond / 1e6
     return TimeStamp(when.year, when.month, when.day, when.hour, when.minute, seconds).raw()
 

@@ -135,7 +135,7 @@ class Named:
 def _keep_blobs(config: Any) -> None:
     """ConfigurationError: there are blobs, but not the file of the FileStorage. To make that would remove them."""
     if config.blob_dir and (config.create or not os.path.exists(config.path)) and _holds_files(config.blob_dir):
-        raise ConfigurationError(f'{config.path} would be made anew. {config.blob_dir} is not empty, and the blobs '
+        raise ConfigurationError(f'{config.path} would be created, but {config.blob_dir} is not empty, and the blobs '
                                  'in it would be removed: name another blob-dir.')
 
 
@@ -147,7 +147,7 @@ def _there(section: StorageSection) -> Address:
     """Return the address of a section. ConfigurationError: there is no database, and to open it would make one."""
     address = _address(section)
     if not address.is_there():
-        raise ConfigurationError(f'{address} is not there.')
+        raise ConfigurationError(f'{address} does not exist.')
     return address
 
 

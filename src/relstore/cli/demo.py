@@ -64,7 +64,7 @@ class Content:
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument('--data', metavar='Data.fs', help='what to copy (default: a sample site)')
-    parser.add_argument('--blobs', metavar='DIR', help='its blobs (default: blobstorage beside it, if that is there)')
+    parser.add_argument('--blobs', metavar='DIR', help='its blobs (default: blobstorage next to it, if it exists)')
     parser.add_argument('--into', metavar='DIR', help='a new or empty directory (default: a temporary one)')
 
 
@@ -150,12 +150,12 @@ def empty_directory(path: str | None) -> str:
 
 
 def _blob_directory(data: str, given: str | None) -> str:
-    """Return the directory of the blobs, or '' if there is none. ConfigurationError: the given one is no directory."""
+    """Return the directory of the blobs, or '' if there is none. ConfigurationError: what is given is no directory."""
     directory = given or os.path.join(os.path.dirname(data), 'blobstorage')
     if os.path.isdir(directory):
         return directory
     if given:
-        raise ConfigurationError(f'{given} is no directory.')
+        raise ConfigurationError(f'{given} is not a directory.')
     return ''
 
 

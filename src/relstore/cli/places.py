@@ -28,7 +28,7 @@ MYSQL_KEYS = ('driver', 'charset', 'compress', 'connect-timeout', 'read-default-
 # What libpq reads from a URL by itself.
 LIBPQ_KEYS = ('host', 'port', 'user', 'application_name', 'connect_timeout', 'sslmode', 'sslrootcert', 'sslcert',
               'sslkey', 'options', 'target_session_attrs', 'passfile', 'service')
-HELP = ('a file with <relstore> or <zodb_db> sections, say zope.conf, or FILE#NAME for one of them; a URL, such as '
+HELP = ('a file with <relstore> or <zodb_db> sections, such as zope.conf, or FILE#NAME for one of them; a URL, such as '
         'postgresql://user@host/name; or a Data.fs')
 HIDDEN = 'PASSWORD'     # stands for one that is not shown
 BLOBS_BESIDE = 'blobstorage', 'blobs'
@@ -45,13 +45,13 @@ def find(where: str) -> list[databases.Named]:
         path, name = where, ''
     if is_filestorage(path):
         if name:
-            raise ConfigurationError(f'{path} is one storage, and has none of the name {name}.')
+            raise ConfigurationError(f'{path} is a single storage, and none has the name {name}.')
         return databases.read_text(_filestorage(path, {}), path)
     found = databases.read(path)
     if name:
         found = [named for named in found if named.name == name]
         if not found:
-            raise ConfigurationError(f'{path} names no storage {name}.')
+            raise ConfigurationError(f'{path} has no storage {name}.')
     return found
 
 
@@ -60,7 +60,7 @@ def find_one(where: str) -> databases.Named:
     found = find(where)
     if len(found) > 1:
         names = ', '.join(f'{where}#{named.name}' for named in found if named.name)
-        raise ConfigurationError(f'{where} names {len(found)} storages: say which one is meant'
+        raise ConfigurationError(f'{where} names {len(found)} storages: say which one'
                                  f'{f", as in {names}" if names else ""}.')
     return found[0]
 
@@ -87,7 +87,7 @@ def section(url: str, secret: bool = False) -> str:
         if make in (_mysql, _zeo) and parts.port == 0:
             raise ValueError
     except KeyError:
-        raise ConfigurationError(f'{parts.scheme}:// is not known; there are {", ".join(sorted(_SCHEMES))}.') from None
+        raise ConfigurationError(f'{parts.scheme}:// is not known; use one of {", ".join(sorted(_SCHEMES))}.') from None
     except ValueError:      # it may tell a part of a password
         raise _broken(url) from None
     first, _, _ = parts.query.partition('=')
@@ -131,7 +131,7 @@ def _postgresql(parts: SplitResult, options: Options) -> str:
 def _mysql(parts: SplitResult, options: Options) -> str:
     name = unquote(parts.path[1:])
     if not name or '/' in name:
-        raise ConfigurationError('A URL of MySQL ends with the name of a database: mysql://user:password@host/name')
+        raise ConfigurationError('A MySQL URL ends with the name of a database: mysql://user:password@host/name')
     lines = {'db': name, 'host': parts.hostname, 'port': parts.port, 'user': parts.username, 'passwd': parts.password}
     keys = {key: unquote(str(value)) for key, value in lines.items() if value is not None}
     keys |= {key.replace('-', '_'): options.pop(key) for key in MYSQL_KEYS if key in options}
@@ -158,7 +158,7 @@ def _filestorage(path: str, options: Options) -> str:
 def _zeo(parts: SplitResult, options: Options) -> str:
     if parts.netloc:
         if parts.port is None:
-            raise ConfigurationError('A URL of a ZEO server names its port: zeo://localhost:8100')
+            raise ConfigurationError('A ZEO URL needs a port: zeo://localhost:8100')
         host = f'[{parts.hostname}]' if ':' in (parts.hostname or '') else parts.hostname
         lines = {'server': f'{host}:{parts.port}', 'storage': unquote(parts.path.strip('/')) or '1'}
     else:
@@ -168,7 +168,7 @@ def _zeo(parts: SplitResult, options: Options) -> str:
 
 def _path(parts: SplitResult) -> str:
     if parts.netloc or not parts.path:
-        raise ConfigurationError(f'A path has three slashes in a URL: {parts.scheme}:///path/to/it')
+        raise ConfigurationError(f'A URL with a path has three slashes: {parts.scheme}:///path/to/it')
     return unquote(parts.path)
 
 

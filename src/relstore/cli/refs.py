@@ -17,8 +17,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument('config', metavar='CONFIG', help=places.HELP)
     add_jobs(parser)
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument('--check', action='store_true', help='compare the references that are known with the records')
-    mode.add_argument('--to', type=_oid, metavar='OID', help='tell which objects refer to this one, as in 0x1a2b')
+    mode.add_argument('--check', action='store_true', help='compare the known references with the records')
+    mode.add_argument('--to', type=_oid, metavar='OID', help='list the objects that refer to this one, such as 0x1a2b')
 
 
 def _oid(text: str) -> int:
@@ -27,7 +27,7 @@ def _oid(text: str) -> int:
     except ValueError:
         oid = -1
     if not 0 <= oid < 2 ** 63:
-        raise ArgumentTypeError(f'{text!r} is no oid, as in 0x1a2b')
+        raise ArgumentTypeError(f'{text!r} is not an oid such as 0x1a2b')
     return oid
 
 

@@ -46,10 +46,11 @@ OF_DRIVERS = {database: [('is_encrypted (mysqlclient)', CIPHER)] for database in
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument('database', choices=sorted(DATABASES))
-    parser.add_argument('--history-free', action='store_true', help='as of a database without history')
+    parser.add_argument('--history-free', action='store_true', help='for a history-free database')
     parser.add_argument('--schema', help='the schema that holds the tables (PostgreSQL; default: public)')
     parser.add_argument('--grants', action='store_true',
-                        help='the GRANTs that users need instead, in the database zodb: zope, and the owner zodb_owner')
+                        help='print the GRANTs that users need instead: zope, and the owner zodb_owner, in the '
+                             'database zodb')
 
 
 def run(args: Namespace) -> int:

@@ -27,12 +27,12 @@ Result = TypeVar('Result')
 
 def add_jobs(parser: ArgumentParser) -> None:
     parser.add_argument('--jobs', type=_jobs, default=min(os.cpu_count() or 1, 4), metavar='N',
-                        help='processes that work at a time (default: %(default)s)')
+                        help='how many processes work at a time (default: %(default)s)')
 
 
 def _jobs(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= MOST:
-        raise ArgumentTypeError(f'{text!r} is no number from 1 to {MOST}')
+        raise ArgumentTypeError(f'{text!r} is not a number from 1 to {MOST}')
     return int(text)
 
 
@@ -61,7 +61,7 @@ def in_processes(jobs: int, begin: Callable[..., Any], arguments: tuple[Any, ...
                     raise Unavailable(error)
                 yield result    # type: ignore[misc]
         except BrokenProcessPool as e:
-            raise Unavailable('One of the processes has died. Start the command again.') from e
+            raise Unavailable('A worker process has died. Run the command again.') from e
 
 
 @contextmanager

@@ -17,10 +17,10 @@ MEANS = {
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument('config', metavar='CONFIG', help='a file with <relstore> or <zodb_db> sections, say zope.conf; '
-                        'or a dsn, as in the section <postgresql>')
+    parser.add_argument('config', metavar='CONFIG', help='a file with <relstore> or <zodb_db> sections, such as '
+                        'zope.conf; or a dsn, as in the section <postgresql>')
     parser.add_argument('who', nargs='?', choices=WRITERS, help='relstore: no RelStorage process will write any more; '
-                        'any: one may (say so before it starts). Left out: tell what was said last')
+                        'any: one may (set this before it starts). If omitted, print the setting')
     parser.add_argument('--schema', help='the schema that holds the tables (default: the first of the search path)')
 
 

@@ -34,7 +34,8 @@ SLACK_SECONDS = 3600    # by which a day may be shorter from one night's pack to
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit status: 0 done, 1 it found something wrong, 2 it could not be done."""
     parser = argparse.ArgumentParser(
-        prog='zodbpack', description='Remove old revisions, and objects that nothing refers to. A site may go on.')
+        prog='zodbpack', description='Remove old revisions, and objects that nothing refers to. The site may keep '
+        'running.')
     add_arguments(parser)
     parser.add_argument('--traceback', action='store_true', help='show where an error came from')
     args = parser.parse_args(argv)
@@ -44,16 +45,17 @@ def main(argv: list[str] | None = None) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('config', metavar='CONFIG', help=places.HELP)
     parser.add_argument('-d', '--days', type=float, default=1, metavar='N',
-                        help='keep what was current, or reachable, in the last N days (default: 1; 0, or less: pack to '
+                        help='keep what was current or reachable in the last N days (default: 1; 0 or less: pack to '
                              'now)')
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument('--dry-run', action='store_true', help='remove nothing, and tell what would go, by class')
-    mode.add_argument('--prepack', action='store_true', help='only look for what may go, and write it down')
-    mode.add_argument('--use-prepack-state', action='store_true', help='only remove what was written down so')
+    mode.add_argument('--dry-run', action='store_true', help='remove nothing; report what would be removed, by class')
+    mode.add_argument('--prepack', action='store_true', help='only find what can be removed, and record it')
+    mode.add_argument('--use-prepack-state', action='store_true', help='only remove what --prepack has recorded')
     mode.add_argument('--check-refs-only', action='store_true',
-                      help='remove nothing, and look for references that lead nowhere')
-    parser.add_argument('--list', metavar='FILE', help='with --dry-run: write each oid that would go into a file')
-    parser.add_argument('--verbose', action='store_true', help='tell more, and how far it is in lines, not in a bar')
+                      help='remove nothing; look for references to missing objects')
+    parser.add_argument('--list', metavar='FILE', help='with --dry-run: write the oids of the objects that would be '
+                        'removed')
+    parser.add_argument('--verbose', action='store_true', help='log more, and show progress in lines instead of a bar')
     parser.set_defaults(refuse=parser.error)
 
 
@@ -95,7 +97,7 @@ def _one(args: argparse.Namespace, named: databases.Named) -> int:
 def _plain_pack(args: argparse.Namespace, opened: databases.Opened) -> int:
     """Pack a storage of another kind, whose pack() has no options but the time."""
     if args.dry_run or args.prepack or args.use_prepack_state or args.check_refs_only:
-        raise ConfigurationError(f"{opened.name} is no storage of relstore's; it can only be packed, with --days.")
+        raise ConfigurationError(f'{opened.name} is not a relstore storage; it can only be packed, with --days.')
     print(f'{opened.name}: {type(opened.storage).__name__}')
     before = opened.storage.getSize()
     with databases.foreign(opened.name):
@@ -161,7 +163,7 @@ def _going(report: Report) -> str:
 
 def _tell_more(args: argparse.Namespace, report: Report) -> None:
     if report.later:
-        when = 'after the next pack that is no dry run' if report.listed else 'from now'
+        when = 'after the next pack that is not a dry run' if report.listed else 'from now'
         days = f'{args.days:g} days' if args.days != 1 else '1 day'
         print(f'  {counted(report.later, "object is", "objects are")} unreachable, but nobody knows for how long: '
               f'with --days {args.days:g} {"it" if report.later == 1 else "they"} can be removed {days} {when}, '

@@ -54,7 +54,7 @@ class BlobsBeside:
 
     def __init__(self, directory: str) -> None:
         if directory and not (os.path.isdir(directory) and os.access(directory, os.R_OK | os.X_OK)):
-            raise ConfigurationError(f'{directory} is no directory of blobs that can be read.')
+            raise ConfigurationError(f'{directory} is not a readable directory of blobs.')
         self._blob_files = FilesystemHelper(directory) if directory else None
         if directory:
             alsoProvides(self, IBlobStorage)

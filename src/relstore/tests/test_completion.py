@@ -457,7 +457,7 @@ class Taken(Adopted):
     def test_of_other_types(self):
         self.execute('CREATE TABLE object_state (zoid CHAR(36), tid CHAR(36), state_size INTEGER, state CHAR(200), '
                      'prev_tid INTEGER, md5 CHAR(32))')
-        with self.assertRaisesRegex(ConfigurationError, 'its tid, zoid is no integer'):
+        with self.assertRaisesRegex(ConfigurationError, 'its tid, zoid is not an integer'):
             self.opened()
 
 

@@ -220,7 +220,7 @@ class Refusing(Convert):
 
     def test_no_directory_of_blobs(self):
         self.assertIn('name a directory for them', self.refused(self.path, f'sqlite://{self.here}/db'))
-        self.assertIn('is no directory of blobs', self.refused(f'{self.data}?blob-dir={self.here}/none', self.copy))
+        self.assertIn('is not a readable directory of blobs', self.refused(f'{self.data}?blob-dir={self.here}/none', self.copy))
         self.assertFalse((self.here / 'none').exists())
         os.rename(self.blobs, self.here / 'elsewhere')
         self.assertIn('name the directory that they are in', self.refused(self.path, self.copy))
@@ -263,7 +263,7 @@ class Refusing(Convert):
         config = self.write('two.conf', '<zodb one>', '<mappingstorage>', '</mappingstorage>', '</zodb>',
                             '<zodb two>', '<mappingstorage>', '</mappingstorage>', '</zodb>')
         self.assertIn(f'as in {config}#one, {config}#two', self.refused(config, self.copy))
-        self.assertIn('names no storage three', self.refused(f'{config}#three', self.copy))
+        self.assertIn('has no storage three', self.refused(f'{config}#three', self.copy))
         self.assertIn('no two storages `source` and `destination`', self.refused(config))
         self.assertIn('takes no transactions of the past', self.refused(self.path, f'{config}#one'))
 

@@ -181,7 +181,7 @@ class Usage(SQLiteHistoryPreserving, Refs):
             self.assertEqual(caught.exception.code, 2)
 
     def test_refused(self):
-        self.assertEqual(self.told(self.config())[::2], (2, f'relstore: {self.address()} is not there.\n'))
+        self.assertEqual(self.told(self.config())[::2], (2, f'relstore: {self.address()} does not exist.\n'))
 
     def test_storages_of_another_kind_are_left_out(self):
         self.fill()
@@ -246,8 +246,7 @@ class Killed(SQLiteHistoryPreserving, Refs):
         self.forget()
         with mock.patch('relstore.cli.refs._work', dies):
             status, _, err = self.told('--jobs', '2', self.config())
-        self.assertEqual((status, err), (2, 'relstore: One of the processes has died. '
-                                            'Start the command again.\n'))
+        self.assertEqual((status, err), (2, 'relstore: A worker process has died. Run the command again.\n'))
 
 
 def dies(after, upto):

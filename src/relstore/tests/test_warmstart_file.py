@@ -109,7 +109,7 @@ class TheFile(Directory):
         self.assertIn('directory', self.warnings(self.opened)[0])
         self.path.rmdir()
         os.mkfifo(self.path)
-        in_child(self, lambda: self.assertIn('it is no file', self.warnings(self.opened)[0]))   # without waiting
+        in_child(self, lambda: self.assertIn('it is not a file', self.warnings(self.opened)[0]))   # without waiting
 
     def test_a_directory_that_cannot_be_made_is_told_when_it_is_opened(self):
         self.path.touch()

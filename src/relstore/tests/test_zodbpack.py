@@ -450,7 +450,7 @@ class Files(SQLiteHistoryPreserving, Zodbpack):
         before = path.stat().st_size
         config = self.write('fs.conf', '<filestorage>', f'path {path}', '</filestorage>')
         for mode in '--dry-run', '--prepack', '--check-refs-only':
-            self.assertIn("is no storage of relstore's", self.refused(mode, config))
+            self.assertIn('is not a relstore storage', self.refused(mode, config))
         self.works('--days', '0', config)
         self.assertLess(path.stat().st_size, before / 5)
 
