@@ -18,7 +18,7 @@ from ZODB.utils import p64, u64
 from relstore.adapters.chunks import Record
 from relstore.adapters.mysql_messages import LIST
 from relstore.blobs import shared
-from relstore.errors import ConfigurationError, DamagedBlob, Deadlock
+from relstore.errors import ConfigurationError, DamagedBlob
 from relstore.tests.support.backends import cases
 from relstore.tests.support.blob_site import LARGE, BlobSite
 
@@ -91,17 +91,7 @@ class Suite(BlobSite):
         self.assertEqual(self.records(), {revision: record(b'before')})
 
     def test_a_vote_that_is_asked_again(self):
-        def vote(commit, ballot):
-            if not ended:
-                ended.append(commit)
-                commit.session.rollback()
-                raise Deadlock(message='of this test')
-            return real(commit, ballot)
-
-        ended: list[object] = []
-        commit_type = self.storage.database.adapter.commit_type
-        real = commit_type.vote
-        with mock.patch.object(commit_type, 'vote', vote):
+        with self.deadlock():
             revision = self.put(LARGE)
         self.assertEqual(self.records(), {revision: record(LARGE)})
 

@@ -20,7 +20,7 @@ from ZODB.utils import p64, u64
 
 from relstore.blobs import remover
 from relstore.blobs.files import remove
-from relstore.errors import ConfigurationError, Deadlock, OutcomeUnknown
+from relstore.errors import ConfigurationError, OutcomeUnknown
 from relstore.tests.support.backends import EITHER_MODE, OTHER_MODE, cases
 from relstore.tests.support.blob_site import LARGE, BlobSite
 from relstore.tests.support.patience import until
@@ -237,17 +237,7 @@ class Suite(BlobSite):
 
     def test_a_vote_that_a_deadlock_ended(self):
         """It is asked again, and the server has forgotten what was sent for it."""
-        def vote(commit, ballot):
-            if not ended:
-                ended.append(commit)
-                commit.session.rollback()
-                raise Deadlock(message='of this test')
-            return real(commit, ballot)
-
-        ended: list[object] = []
-        commit_type = self.storage.database.adapter.commit_type
-        real = commit_type.vote
-        with mock.patch.object(commit_type, 'vote', vote):
+        with self.deadlock() as ended:
             self.put(LARGE)
         self.assertEqual(len(ended), 1)
         self.assertEqual(self.get(db=self.new_db(self.opened())), LARGE)

@@ -22,7 +22,7 @@ from relstore.tests.support.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
-from relstore.tests.support.servers.mysql import MariaDBServer, mariadb_programs, require_mariadb
+from relstore.tests.support.servers import MariaDBServer, SharedServer, mariadb_programs, require_mariadb
 
 MB = 1 << 20
 CHUNK = MB
@@ -392,25 +392,10 @@ class OnServer(Suite):
         self.assertLess(4 * (time.monotonic() - voted), voted - began)
 
 
-class WholeRowsLayer:
-    """A layer of zope.testrunner: a server that logs whole rows, where chunks wait in a temporary table."""
-    server = None
-
-    @classmethod
-    def require(cls, test):
-        require_mariadb(test)
-
-    @classmethod
-    def setUp(cls):
-        if mariadb_programs():
-            cls.server = MariaDBServer({'log_bin': 'log', 'server_id': 7, 'binlog_format': 'ROW'})
-            cls.server.start()
-
-    @classmethod
-    def tearDown(cls):
-        if cls.server is not None:
-            cls.server.stop()
-            cls.server = None
+# A server that logs whole rows, where chunks wait in a temporary table.
+WholeRowsLayer = SharedServer(
+    'WholeRowsLayer', __name__, lambda: MariaDBServer(
+        {'log_bin': 'log', 'server_id': 7, 'binlog_format': 'ROW'}) if mariadb_programs() else None, require_mariadb)
 
 
 class WholeRowsHistoryPreserving(MySQLdbHistoryPreserving):

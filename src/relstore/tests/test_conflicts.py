@@ -32,7 +32,7 @@ from relstore.tests.support.backends import (
     SQLiteHistoryPreserving,
     cases,
 )
-from relstore.tests.support.commits import commit
+from relstore.tests.support.commits import commit, voted
 from relstore.tests.support.records import counter, state, value_of
 from relstore.tests.support.watch import Watch
 
@@ -74,30 +74,16 @@ class Suite(TestCase):
         view.load(oid)
         view.release()
 
-    def voted(self, storage, *changes, read=(), user='', description=''):
-        txn = TransactionMetaData(user, description)
-        storage.tpc_begin(txn)
-        try:
-            for oid, base, record in changes:
-                storage.store(oid, base, record, '', txn)
-            for oid, serial in read:
-                storage.checkCurrentSerialInTransaction(oid, serial, txn)
-            storage.tpc_vote(txn)
-        except BaseException:
-            storage.tpc_abort(txn)
-            raise
-        return txn
-
     def conflict(self, kind=ConflictError, record=state, user='', description='', read=False) -> ConflictError:
         """Change an object in both storages; return the error, checked for what each has to be."""
         oid, base = self.object(record(0))
         self.see(oid)
-        tid = self.other.tpc_finish(self.voted(self.other, (oid, base, record(1)), user=user, description=description))
+        tid = self.other.tpc_finish(voted(self.other, (oid, base, record(1)), user=user, description=description))
         with self.assertRaises(ConflictError) as raised:
             if read:
-                self.voted(self.mine, (self.mine.new_oid(), z64, record(2)), read=[(oid, base)])
+                voted(self.mine, (self.mine.new_oid(), z64, record(2)), read=[(oid, base)])
             else:
-                self.voted(self.mine, (oid, base, record(2)))
+                voted(self.mine, (oid, base, record(2)))
         error = raised.exception
         self.assertIs(type(error), kind)
         self.assertIsInstance(error, TransientError)
@@ -145,7 +131,7 @@ class Errors(Suite):
     def test_created_twice(self):
         oid, tid = self.object(state(1))
         with self.assertRaisesRegex(ConflictError, 'MinPO') as raised:
-            self.voted(self.mine, (oid, z64, state(2)))
+            voted(self.mine, (oid, z64, state(2)))
         self.assertEqual(raised.exception.serials, (tid, z64))
 
     def test_deleted_here_and_changed_there(self):
@@ -162,7 +148,7 @@ class Errors(Suite):
         """Nobody else is to blame; least of all who made the database, in tid 0."""
         oid, base = self.mine.new_oid(), p64(7)
         with self.assertRaises(ConflictError) as raised:
-            self.voted(self.mine, (oid, base, state(2)))
+            voted(self.mine, (oid, base, state(2)))
         self.assertEqual((raised.exception.oid, raised.exception.serials), (oid, (z64, base)))
         self.assertNotIn('other transaction', str(raised.exception))
 
@@ -265,7 +251,7 @@ class Waiting(Suite):
         oid, base = self.object(counter(0))
         others += [self.object(state(0)) for _ in range(2)]     # none of them is to be blamed
         self.mine.loadSerial(oid, base)
-        first = self.voted(self.other, (oid, base, state(1)))
+        first = voted(self.other, (oid, base, state(1)))
         second = self.started(self.voted, self.mine, (oid, base, state(2)), *((*each, state(1)) for each in others))
         waited = self.held(lambda: self.other.tpc_finish(first))
         self.assertIsInstance(second.exception(30), ConflictError)
@@ -280,14 +266,14 @@ class Waiting(Suite):
 
     def test_for_an_object_that_is_created_elsewhere(self):
         oid = p64(1 << 40)
-        first = self.voted(self.other, (oid, z64, state(1)))
+        first = voted(self.other, (oid, z64, state(1)))
         second = self.started(self.voted, self.mine, (oid, z64, state(2)))
         waited = self.held(lambda: self.other.tpc_finish(first))
         self.assertIsInstance(second.exception(30), ConflictError)
         self.assertGreaterEqual(self.mine.commit_stats()['waited_objects'], waited)
 
     def test_for_the_commit_lock(self):
-        txn = self.voted(self.mine, (self.mine.new_oid(), z64, state(1)))
+        txn = voted(self.mine, (self.mine.new_oid(), z64, state(1)))
         self.watch.take_commit_lock()
         finish = self.started(self.mine.tpc_finish, txn)
         watch, self.watch = self.watch, self.new_watch()
@@ -302,9 +288,9 @@ class Waiting(Suite):
     def test_in_vain(self):
         impatient = self.opened(commit_lock_timeout=1)
         free, (oid, base) = self.object(state(0)), self.object(state(0))
-        first = self.voted(self.other, (oid, base, state(1)))
+        first = voted(self.other, (oid, base, state(1)))
         with self.assertRaises(LockTimeout) as raised:
-            self.voted(impatient, (*free, state(2)), (oid, base, state(2)))
+            voted(impatient, (*free, state(2)), (oid, base, state(2)))
         self.check_holder(str(raised.exception), oid)
         stats = impatient.commit_stats()
         self.assertEqual(stats['lock_timeouts'], 1)
@@ -332,9 +318,9 @@ class Waiting(Suite):
 
     def test_read_and_being_changed(self):
         oid, base = self.object(counter(0))
-        first = self.voted(self.other, (oid, base, counter(1)))
+        first = voted(self.other, (oid, base, counter(1)))
         with self.assertRaises(ReadConflictError) as raised:
-            self.voted(self.mine, (self.mine.new_oid(), z64, state(1)), read=[(oid, base)])
+            voted(self.mine, (self.mine.new_oid(), z64, state(1)), read=[(oid, base)])
         self.other.tpc_abort(first)
         error = raised.exception
         self.assertEqual((error.oid, error.class_name, error.serials), (oid, COUNTER, (base, base)))
@@ -350,20 +336,20 @@ class Outdated(Suite):
         oid, base = reads[1]
         tid = commit(self.other, (oid, base, state(1)))
         impatient = self.opened(commit_lock_timeout=2)
-        first = self.voted(self.other, (*locked, state(1)))
+        first = voted(self.other, (*locked, state(1)))
         for _ in range(2):
             with self.assertRaises(ReadConflictError) as raised:
-                self.voted(impatient, (*free, state(2)), (*locked, state(2)), read=reads)
+                voted(impatient, (*free, state(2)), (*locked, state(2)), read=reads)
             self.assertEqual((raised.exception.oid, raised.exception.serials), (oid, (tid, base)))
         stats = impatient.commit_stats()
         self.assertEqual((stats['longest_wait'], stats['lock_timeouts']), (0, 0))
         reads[1] = oid, tid
         with self.assertRaises(LockTimeout):
-            self.voted(impatient, (*free, state(2)), (*locked, state(2)), read=reads)
+            voted(impatient, (*free, state(2)), (*locked, state(2)), read=reads)
         self.other.tpc_finish(first)
-        impatient.tpc_finish(self.voted(impatient, (*free, state(2)), read=reads))
+        impatient.tpc_finish(voted(impatient, (*free, state(2)), read=reads))
         with self.assertRaises(ReadConflictError):
-            self.voted(impatient, (impatient.new_oid(), z64, state(2)), read=[locked])
+            voted(impatient, (impatient.new_oid(), z64, state(2)), read=[locked])
 
 
 class WaitingOnPostgreSQL(Suite):
@@ -379,7 +365,7 @@ class WaitingOnPostgreSQL(Suite):
         change = impatient.new_oid(), z64, state(1)
         self.large.rows('SELECT pg_advisory_lock(-3)')
         with self.assertRaisesRegex(LockTimeout, 'large transaction') as raised:
-            self.voted(impatient, change)
+            voted(impatient, change)
         self.assertIn(f' {self.large.one("SELECT pg_backend_pid()")} ', str(raised.exception))
         second = self.started(self.voted, self.mine, change)
         self.watch.until_somebody_waits()
@@ -398,9 +384,9 @@ class WaitingOnPostgreSQL(Suite):
         elsewhere = Watch(self.dsn('elsewhere'))
         self.addCleanup(elsewhere.close)
         elsewhere.rows('BEGIN; SELECT pg_advisory_xact_lock(%s)', u64(oid))
-        first = self.voted(self.other, (oid, base, state(1)))
+        first = voted(self.other, (oid, base, state(1)))
         with self.assertRaises(LockTimeout) as raised:
-            self.voted(impatient, (oid, base, state(2)))
+            voted(impatient, (oid, base, state(2)))
         self.assertIn(f' {self.other.committing.session.backend_pid} ', str(raised.exception))
         self.other.tpc_abort(first)
 
@@ -450,13 +436,13 @@ class DeadlocksOnPostgreSQL(Suite):
         oid, base = self.object(state(0))
         with patch.object(self.impatient.database.adapter.commit_type, 'vote',
                           side_effect=Deadlock(message='of this test')), self.assertRaises(ConflictError):
-            self.voted(self.impatient, (oid, base, state(1)))
+            voted(self.impatient, (oid, base, state(1)))
         self.check_told(deadlocks=2, commits=0)
         commit(self.impatient, (oid, base, state(1)))
 
     def test_in_finish(self):
         oid, base = self.object(state(0))
-        txn = self.voted(self.impatient, (oid, base, state(1)))
+        txn = voted(self.impatient, (oid, base, state(1)))
         self.third.rows('BEGIN')
         self.third.rows('SELECT pg_advisory_xact_lock(-1)')
         wanted = self.started(self.third.rows, 'SELECT pg_advisory_xact_lock(%s)', u64(oid))
@@ -484,9 +470,9 @@ class WaitingOnMySQL(Suite):
                                    commit_lock_timeout=1)
         self.addCleanup(modest.close)
         oid, base = self.object(state(0))
-        first = self.voted(self.other, (oid, base, state(1)))
+        first = voted(self.other, (oid, base, state(1)))
         with self.assertRaises(LockTimeout) as raised:
-            self.voted(modest, (oid, base, state(2)))
+            voted(modest, (oid, base, state(2)))
         self.other.tpc_abort(first)
         self.assertRegex(str(raised.exception), f'^The object {u64(oid):#x} was held for 1 s .* by one of 1 '
                                                 r'transactions that have voted and not finished, the oldest \d+ s ago')
@@ -512,7 +498,7 @@ class WaitingOnSQLite(Suite):
     def in_vain(self) -> str:
         """Return what is said where the lock cannot be had."""
         with self.assertRaises(LockTimeout) as raised:
-            self.voted(self.impatient, (self.oids[0], z64, state(1)))
+            voted(self.impatient, (self.oids[0], z64, state(1)))
         stats = self.impatient.commit_stats()
         self.assertEqual(stats['lock_timeouts'], 1)
         self.assertGreaterEqual(stats['waited_in_vain'], 0.2)
@@ -522,7 +508,7 @@ class WaitingOnSQLite(Suite):
         return text
 
     def test_for_another_thread(self):
-        first = self.voted(self.other, (self.oids[1], z64, state(1)))
+        first = voted(self.other, (self.oids[1], z64, state(1)))
         said = self.in_vain()
         self.assertIn(' by another ', said)
         if sys.platform == 'linux':
@@ -550,7 +536,7 @@ class WaitingOnSQLite(Suite):
 
     def test_asking_who_it_is_drops_no_lock(self):
         """Whoever closes a file drops all the locks that the process has on it."""
-        first = self.voted(self.other, (self.oids[1], z64, state(1)))
+        first = voted(self.other, (self.oids[1], z64, state(1)))
         self.in_vain()
         with subprocess.Popen([sys.executable, '-c', HOLDER, str(self.address().path)], stdin=subprocess.DEVNULL,
                               stdout=subprocess.PIPE) as thief:
@@ -567,7 +553,7 @@ class WaitingOnSQLite(Suite):
             commit(self.impatient, (self.impatient.new_oid(), z64, state(1)))
 
         def commit_after_a_while():
-            first = self.voted(self.other, (self.oids[1], z64, state(1)))
+            first = voted(self.other, (self.oids[1], z64, state(1)))
             second = self.started(self.voted, self.impatient, (self.oids[0], z64, state(1)))
             with self.assertRaises(TimeoutError):
                 second.result(0.05)
@@ -575,7 +561,7 @@ class WaitingOnSQLite(Suite):
             self.impatient.tpc_finish(second.result(30))
 
         def commit_in_vain():
-            first = self.voted(self.other, (self.oids[1], z64, state(1)))
+            first = voted(self.other, (self.oids[1], z64, state(1)))
             self.in_vain()
             self.other.tpc_abort(first)
 
@@ -587,7 +573,7 @@ class WaitingOnSQLite(Suite):
         for before in commit_in_vain, commit_at_once, commit_after_a_while, fail_to_begin:
             with self.subTest(before.__name__):
                 before()
-                first = self.voted(self.other, (self.oids[1], z64, state(1)))
+                first = voted(self.other, (self.oids[1], z64, state(1)))
                 try:
                     oids = self.started(pool.attempt, lambda session: adapter.new_oids(session, 1))
                     with self.assertRaises(TimeoutError):

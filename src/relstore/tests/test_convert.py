@@ -220,7 +220,8 @@ class Refusing(Convert):
 
     def test_no_directory_of_blobs(self):
         self.assertIn('name a directory for them', self.refused(self.path, f'sqlite://{self.here}/db'))
-        self.assertIn('is not a readable directory of blobs', self.refused(f'{self.data}?blob-dir={self.here}/none', self.copy))
+        self.assertIn('is not a readable directory of blobs',
+                      self.refused(f'{self.data}?blob-dir={self.here}/none', self.copy))
         self.assertFalse((self.here / 'none').exists())
         os.rename(self.blobs, self.here / 'elsewhere')
         self.assertIn('name the directory that they are in', self.refused(self.path, self.copy))

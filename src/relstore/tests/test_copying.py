@@ -17,8 +17,6 @@ from relstore.packing.packs import Packs
 from relstore.tests.support.backends import (
     HISTORY_FREE,
     HISTORY_PRESERVING,
-    MySQLBackend,
-    PostgreSQLBackend,
     Psycopg2HistoryFree,
     Psycopg2PooledHistoryFree,
     Psycopg2PooledHistoryPreserving,
@@ -27,6 +25,7 @@ from relstore.tests.support.backends import (
     cases,
 )
 from relstore.tests.support.commands import Commands
+from relstore.tests.support.ended import end
 from relstore.tests.support.patience import within
 
 EMPTY = 'copy into an empty database'
@@ -148,18 +147,6 @@ class Suite(Commands):
         patch.start()
         self.addCleanup(patch.stop)
         return sessions
-
-    def end(self, session):
-        """End a session, at the other end where there is one."""
-        if isinstance(self, PostgreSQLBackend):
-            with closing(self.new_watch()) as watch:
-                watch.terminate(session.backend_pid)
-        elif isinstance(self, MySQLBackend):
-            [[connection]] = session.all('SELECT CONNECTION_ID()')
-            with closing(self.new_watch()) as watch:
-                watch.terminate(connection)
-        else:
-            session.close()
 
 
 class Wrapped(Suite):
@@ -366,7 +353,7 @@ class Unguarded(Suite):
         sessions = self.keeper()
 
         def pack():
-            self.end(sessions[-1])
+            end(self, sessions[-1])
             self.pack()
             self.assertGone()
 
@@ -380,7 +367,7 @@ class Unguarded(Suite):
         sessions = self.keeper()
 
         def pack():
-            self.end(sessions[-1])
+            end(self, sessions[-1])
             self.pack()
 
         with self.assertRaisesRegex(Unavailable, 'connection that kept packs out of .* was lost'):
@@ -392,7 +379,7 @@ class Unguarded(Suite):
         sessions = self.keeper()
 
         def empty():
-            self.end(sessions[-1])
+            end(self, sessions[-1])
             self.other.zap_all()
 
         with self.assertRaises((StorageError, Unavailable)):
@@ -404,7 +391,7 @@ class Unguarded(Suite):
         """None that leaves a trace: RelStorage's packs do not. It is told at the end."""
         sessions = self.keeper()
         with self.assertRaisesRegex(Unavailable, 'connection that kept packs out of .* was lost'):
-            self.copy(None, None, lambda: self.end(sessions[-1]))
+            self.copy(None, None, lambda: end(self, sessions[-1]))
         self.assertEqual(self.storage.lastTransaction(), self.tids[-1])
         self.copy()
         self.assertComplete()
@@ -413,7 +400,7 @@ class Unguarded(Suite):
         sessions = self.keeper()
         with mock.patch.object(copying, 'PROVE_EVERY_SECONDS', 0), \
                 self.assertRaisesRegex(Unavailable, 'connection that kept packs out of .* was lost'):
-            self.copy(None, None, lambda: self.end(sessions[-1]))
+            self.copy(None, None, lambda: end(self, sessions[-1]))
         self.assertEqual(self.storage.lastTransaction(), self.tids[2])
         self.copy()
         self.assertComplete()
@@ -427,7 +414,7 @@ class Unguarded(Suite):
             def act(n, at=at, read=read):
                 read.append(n)
                 if n == at:
-                    self.end(sessions[-1])
+                    end(self, sessions[-1])
 
             with mock.patch.object(copying, 'PROVE_EVERY_SECONDS', 0), \
                     self.assertRaisesRegex(Unavailable, 'connection that kept packs out of .* was lost'):

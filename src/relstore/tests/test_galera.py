@@ -14,7 +14,6 @@ from pathlib import Path
 from unittest import TestCase, mock
 
 from transaction.interfaces import TransientError
-from ZODB.Connection import TransactionMetaData
 from ZODB.POSException import ConflictError
 from ZODB.utils import u64, z64
 
@@ -28,7 +27,7 @@ from relstore.tests.support.backends import (
     PyMySQLHistoryPreserving,
     cases,
 )
-from relstore.tests.support.commits import commit
+from relstore.tests.support.commits import commit, voted
 from relstore.tests.support.objects import reachable
 from relstore.tests.support.packing import before
 from relstore.tests.support.patience import within
@@ -106,18 +105,6 @@ class Nodes(TestCase):
             self.storages.append(storage)
         self.here, self.there = self.storages
 
-    def voted(self, storage, *changes):
-        txn = TransactionMetaData()
-        storage.tpc_begin(txn)
-        try:
-            for oid, base, record in changes:
-                storage.store(oid, base, record, '', txn)
-            storage.tpc_vote(txn)
-        except BaseException:
-            storage.tpc_abort(txn)
-            raise
-        return txn
-
     def objects(self, count=1, record=None):
         """Return the oids of new objects that both nodes see, in order, and their tid."""
         oids = sorted(self.here.new_oid() for _ in range(count))
@@ -134,7 +121,7 @@ class Nodes(TestCase):
         """Both have voted; who finishes first wins, and the other has a conflict."""
         [oid], tid = self.objects()
         for round_ in range(3):
-            txn = self.voted(self.here, (oid, tid, state(-1)))
+            txn = voted(self.here, (oid, tid, state(-1)))
             tid = commit(self.there, (oid, tid, state(round_)))
             with self.assertRaises(ConflictError) as raised:
                 self.here.tpc_finish(txn)
@@ -151,7 +138,7 @@ class Nodes(TestCase):
     def test_sweep_that_begins_after_a_vote_on_the_other_node(self):
         """It has not waited for that transaction, which does not know of it, so only one of the two may go on."""
         [oid], tid = self.objects()
-        txn = self.voted(self.there, (oid, tid, state(1)))
+        txn = voted(self.there, (oid, tid, state(1)))
         adapter = self.here.database.adapter
         with self.here.database.pool.session() as session:
             packs = Packs(adapter, session)
@@ -206,7 +193,7 @@ class Nodes(TestCase):
 
             def vote(tid=tid, voted=voted, holder=holder, one=one):
                 with suppress(ConflictError):
-                    voted.append(self.voted(self.there, (holder, tid, record(one))))
+                    voted.append(voted(self.there, (holder, tid, record(one))))
 
             with before(self.here.database.adapter, step, vote):
                 self.here.pack(None)
@@ -249,7 +236,7 @@ class Nodes(TestCase):
     def test_another_node_is_asked_for_the_outcome(self):
         """It cannot know whether the first will still commit: so it says that, and keeps it from doing so."""
         [oid], tid = self.objects()
-        txn = self.voted(self.here, (oid, tid, state(-1)))
+        txn = voted(self.here, (oid, tid, state(-1)))
         pool, session = self.here.database.pool, self.here.committing.session
         orphan = self.here.committing.commit
         pool.retire()
@@ -290,7 +277,7 @@ class Nodes(TestCase):
         reader.poll_invalidations()
         self.assertEqual(reader.load(high), (state(0), tid))
         reader.afterCompletion()
-        txn = self.voted(self.here, (high, tid, state(1)), (new, z64, state(1)))
+        txn = voted(self.here, (high, tid, state(1)), (new, z64, state(1)))
         # Whoever locks a gap keeps the first from going on when it has chosen its tid.
         blocker = MySQLWatch(self.layer.server.nodes[0].arguments(self._database('main')))
         self.addCleanup(blocker.close)

@@ -14,7 +14,6 @@ from contextlib import closing, contextmanager
 from unittest import TestCase, mock
 
 from transaction.interfaces import TransientError
-from ZODB.Connection import TransactionMetaData
 from ZODB.POSException import ConflictError, ReadConflictError, StorageError
 from ZODB.utils import p64, u64, z64
 
@@ -23,7 +22,7 @@ from relstore.adapters.commits.mysql import MySQLCommit
 from relstore.errors import ConfigurationError, Deadlock, Disconnected, LockTimeout
 from relstore.sessions.session import Session
 from relstore.tests.support.backends import MYSQL, PYMYSQL_ON_MYSQL, cases
-from relstore.tests.support.commits import commit
+from relstore.tests.support.commits import commit, voted
 from relstore.tests.support.objects import exists
 from relstore.tests.support.proxy import join_all_but
 from relstore.tests.support.records import counter, state, value_of
@@ -71,18 +70,6 @@ class Suite(TestCase):
         commit(self.other, *((oid, z64, record or state(0)) for oid in oids))
         return oids
 
-    def voted(self, storage, *changes) -> TransactionMetaData:
-        txn = TransactionMetaData()
-        storage.tpc_begin(txn)
-        try:
-            for oid, base, record in changes:
-                storage.store(oid, base, record, '', txn)
-            storage.tpc_vote(txn)
-        except BaseException:
-            storage.tpc_abort(txn)
-            raise
-        return txn
-
     def finished(self, storage, txn) -> bytes | Exception:
         """Return the tid, or what tpc_finish raised."""
         try:
@@ -109,7 +96,7 @@ class NobodyWaits(Suite):
     def _together(self, first: list, second: list) -> None:
         """Commit both lists of (oid, base): vote, vote, finish in the other order; look that all is there."""
         changes = [[(oid, base, state(n)) for oid, base in pairs] for n, pairs in ((1, first), (2, second))]
-        votes = [self.voted(storage, *some) for storage, some in zip((self.one, self.two), changes, strict=True)]
+        votes = [voted(storage, *some) for storage, some in zip((self.one, self.two), changes, strict=True)]
         later = self.two.tpc_finish(votes[1])
         self.assertGreater(self.one.tpc_finish(votes[0]), later)
         for oid, _, record in changes[0] + changes[1]:
@@ -159,7 +146,7 @@ class NobodyWaits(Suite):
 
     def test_oids_are_given_while_others_vote(self):
         """The counter's table is no queue, either: not for somebody who voted, nor for whoever reserves."""
-        txn = self.voted(self.one, (p64(10 * self.TOP), z64, state(1)), (self.one.new_oid(), z64, state(1)))
+        txn = voted(self.one, (p64(10 * self.TOP), z64, state(1)), (self.one.new_oid(), z64, state(1)))
         oids = {u64(self.two.new_oid()) for _ in range(100)}
         self.assertGreater(min(oids), 10 * self.TOP)
         self.one.tpc_finish(txn)
@@ -171,7 +158,7 @@ class Creators(Suite):
     def test_the_second_waits_and_is_told(self):
         for oid in map(p64, (500_000, 499_999, 500_002, 1_000_000)):    # on an empty table, before, after, far away
             with self.subTest(oid=oid):
-                first = self.voted(self.other, (oid, z64, state(1)))
+                first = voted(self.other, (oid, z64, state(1)))
                 mine = self.opened()
                 second = self.started(self.voted, mine, (oid, z64, state(2)))
                 self.watch.until_somebody_waits()
@@ -185,7 +172,7 @@ class Creators(Suite):
 
     def test_the_second_goes_on_where_the_first_gives_up(self):
         oid = p64(500_000)
-        first = self.voted(self.other, (oid, z64, state(1)))
+        first = voted(self.other, (oid, z64, state(1)))
         mine = self.opened()
         second = self.started(self.voted, mine, (oid, z64, state(2)))
         self.watch.until_somebody_waits()
@@ -207,7 +194,7 @@ class OldVotes(Suite):
         self.watch.rows('ANALYZE TABLE relstore_commit')        # knowing how many go, it could read them all
         self.assertGreaterEqual(self.watch.one('SELECT count(*) FROM relstore_commit'), 20)
         mine = self.opened(commit_lock_timeout=1)
-        txn = self.voted(mine, (mine.new_oid(), z64, state(1)))
+        txn = voted(mine, (mine.new_oid(), z64, state(1)))
         self.started(self.opened).result(10)
         mine.tpc_finish(txn)
         self.assertEqual(self.watch.one('SELECT count(*) FROM relstore_commit WHERE session <> 0'), 1)
@@ -263,7 +250,7 @@ class Asking(Suite):
             return real(session, sql, parameters)
 
         ended, real = [], Session.results
-        txn = self.voted(self.mine, (self.oid, self.base, state(1)))
+        txn = voted(self.mine, (self.oid, self.base, state(1)))
         with unanswered(self.mine), mock.patch.object(Session, 'results', results):
             tid = self.finished(self.mine, txn)
         self.assertEqual(len(ended), 3)
@@ -272,7 +259,7 @@ class Asking(Suite):
     def test_what_was_not_sent_was_not_stored(self):
         """Also by a session that had committed before."""
         for value in (1, 2):
-            txn = self.voted(self.mine, (self.oid, self.base, state(-1)))
+            txn = voted(self.mine, (self.oid, self.base, state(-1)))
             with unanswered(self.mine, sent=False):
                 self.assertIsInstance(self.finished(self.mine, txn), Disconnected)
             self.base = commit(self.mine, (self.oid, self.base, state(value)))
@@ -280,7 +267,7 @@ class Asking(Suite):
 
     def test_a_transaction_that_is_gone_writes_nothing(self):
         """Its locks are gone too, and what it was compared with may have changed."""
-        txn = self.voted(self.mine, (self.oid, self.base, state(-1)))
+        txn = voted(self.mine, (self.oid, self.base, state(-1)))
         self.mine.committing.session.rollback()
         self.assertIsInstance(self.finished(self.mine, txn), StorageError)
         self.assertEqual(self.other.load(self.oid), (state(0), self.base))
@@ -341,7 +328,7 @@ class RelStorageBeside(Suite):
 
     def test_a_deadlock_in_finish_is_a_conflict(self):
         """It takes the commit lock, and wants an object after that."""
-        txn = self.voted(self.mine, *self._changes())
+        txn = voted(self.mine, *self._changes())
         self.third.rows('SELECT tid FROM commit_row_lock FOR UPDATE')
         finish = self.started(self.finished, self.mine, txn)
         self.watch.until_somebody_waits()
@@ -362,7 +349,7 @@ class RelStorageBeside(Suite):
         self._lock(self.high)
         began = self.watch.now()
         with self.assertRaises(LockTimeout) as raised:
-            self.voted(impatient, *self._changes())
+            voted(impatient, *self._changes())
         self.assertGreater(self.watch.now() - began, 0.9)
         self.assertLess(self.watch.now() - began, 5)
         self.assertIsInstance(raised.exception, TransientError)
@@ -376,9 +363,9 @@ class RelStorageBeside(Suite):
     def test_a_lock_timeout_where_an_oid_is_created(self):
         impatient = self.opened(commit_lock_timeout=1)
         oid = p64(500_000)
-        txn = self.voted(self.mine, (oid, z64, state(1)))
+        txn = voted(self.mine, (oid, z64, state(1)))
         with self.assertRaises(LockTimeout):
-            self.voted(impatient, (oid, z64, state(2)))
+            voted(impatient, (oid, z64, state(2)))
         self.mine.tpc_finish(txn)
         self.assertEqual(self.value(oid), 1)
 
@@ -488,7 +475,7 @@ class Ended(Suite):
         """Nothing was done with it yet: another connection votes once more, and if that is lost too, it is told."""
         for times, stored in ((1, True), (2, False)):
             def work(end):
-                first = self.voted(self.other, *self._changes(self.count))
+                first = voted(self.other, *self._changes(self.count))
                 try:
                     vote = self.started(self.voted, self.view, *self._changes(-1))
                     for _ in range(times):
@@ -508,7 +495,7 @@ class Ended(Suite):
 
     def test_between_vote_and_finish(self):
         def work(end):
-            txn = self.voted(self.view, *self._changes(-1))
+            txn = voted(self.view, *self._changes(-1))
             end(self._pid(self.view.committing.session))
             self._told(self.finished(self.view, txn), stored=False)
 
@@ -517,7 +504,7 @@ class Ended(Suite):
     def test_in_finish(self):
         """The server waits for the commit lock: one that is killed gives up, and one that is alone goes on."""
         def work(end):
-            txn = self.voted(self.view, *self._changes(-1))
+            txn = voted(self.view, *self._changes(-1))
             pid = self._pid(self.view.committing.session)
             self.third.take_commit_lock()
             finish = self.started(self.finished, self.view, txn)
@@ -535,7 +522,7 @@ class Ended(Suite):
     def test_after_commit(self):
         """The answer is held back; the connection is ended when the commit can be seen."""
         def work(end):
-            txn = self.voted(self.view, *self._changes(-1))
+            txn = voted(self.view, *self._changes(-1))
             pid = self._pid(self.view.committing.session)
             self.proxy.pause(sent=False)
             finish = self.started(self.finished, self.view, txn)
@@ -553,7 +540,7 @@ class Ended(Suite):
 
         def work(end):
             new = [self.view.new_oid() for _ in range(20)]
-            txn = self.voted(self.view, *self._changes(-1), *((oid, z64, state(-1)) for oid in new))
+            txn = voted(self.view, *self._changes(-1), *((oid, z64, state(-1)) for oid in new))
             end(self._pid(self.view.committing.session))
             self._told(self.finished(self.view, txn), stored=False)
             self.assertFalse([oid for oid in new if exists(self.other, oid)])
@@ -577,7 +564,7 @@ class Refused(Suite):
         self.assertEqual(count, 1)
         [oid] = self.objects()
         tid = self.other.getTid(oid)
-        error = self.finished(mine, self.voted(mine, (oid, tid, state(1))))
+        error = self.finished(mine, voted(mine, (oid, tid, state(1))))
         self.assertEqual(self.other.load(oid), (state(0), tid))
         self.assertEqual(mine.database.pool.lent, 0)
         self.watch.until_nothing_is_open()

@@ -2,9 +2,6 @@
 
 import collections
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import unittest
@@ -14,6 +11,7 @@ from urllib.parse import quote
 
 import pymysql
 
+from relstore.tests.support.children import goes_with_its_run
 from relstore.tests.support.layers import Processes
 from relstore.tests.support.proxy import CuttingProxy
 from relstore.tests.support.servers import (
@@ -147,27 +145,7 @@ class Own:
                 self.assertEqual(ask(client, 'SELECT n FROM t'), [(7,)])
 
     def test_the_server_of_a_test_run_that_dies_goes_with_it(self):
-        program = (
-            'import signal\n'
-            f'from relstore.tests.support.servers import {self.kind.__name__} as Server\n'
-            'server = Server()\n'
-            'server.start()\n'
-            'print(server.process.pid, server.directory, flush=True)\n'
-            'signal.pause()\n'
-        )
-        run = subprocess.Popen(
-            [sys.executable, '-c', program],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {'PYTHONPATH': os.pathsep.join(sys.path)},
-        )
-        with run:
-            pid, directory = run.stdout.readline().split()
-            self.addCleanup(subprocess.run, ['rm', '-rf', directory], check=True)
-            server = open_process(int(pid))
-            self.addCleanup(os.close, server)
-            run.send_signal(signal.SIGKILL)
-        wait_for_exit(server)
+        goes_with_its_run(self, self.kind)
 
 
 class OwnMariaDB(Own, unittest.TestCase):

@@ -21,7 +21,7 @@ from relstore.tests.support.crashing import Crashing
 from relstore.tests.support.objects import exists
 from relstore.tests.support.records import state, value_of
 from relstore.tests.support.server_suite import POSTGRESQL, ServerSuite
-from relstore.tests.support.servers import PostgreSQLServer, postgresql_programs, require_postgresql
+from relstore.tests.support.servers import PostgreSQLServer, SharedServer, postgresql_programs, require_postgresql
 from relstore.tests.support.watch import Watch
 
 
@@ -131,22 +131,11 @@ class Outcome(ServerSuite):
         self.assertEqual(self.mine.database.pool.lent, 0)
 
 
-class GroupCommitLayer:
-    """A server that waits for a standby which never comes, when told to."""
-
-    server: PostgreSQLServer | None = None
-
-    @classmethod
-    def setUp(cls):
-        if postgresql_programs():
-            cls.server = PostgreSQLServer({'max_wal_senders': 1}, durable=True)
-            cls.server.start()
-
-    @classmethod
-    def tearDown(cls):
-        if cls.server is not None:
-            cls.server.stop()
-            cls.server = None
+# A server that waits for a standby which never comes, when told to.
+GroupCommitLayer = SharedServer(
+    'GroupCommitLayer', __name__,
+    lambda: PostgreSQLServer({'max_wal_senders': 1}, durable=True) if postgresql_programs() else None,
+    require_postgresql)
 
 
 class GroupCommit(TestCase):
@@ -155,7 +144,7 @@ class GroupCommit(TestCase):
     layer = GroupCommitLayer
 
     def setUp(self):
-        require_postgresql(self)
+        self.layer.require(self)
 
     def _hold(self, watch, standby):
         watch.rows(f"ALTER SYSTEM SET synchronous_standby_names = '{standby}'")

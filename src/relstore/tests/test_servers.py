@@ -1,15 +1,13 @@
 """The tests' own tools: servers that come, go and crash as asked, and a proxy that cuts where it is told."""
 
 import os
-import signal
-import subprocess
-import sys
 import threading
 import unittest
 from contextlib import closing
 
 import psycopg2
 
+from relstore.tests.support.children import goes_with_its_run
 from relstore.tests.support.layers import Processes
 from relstore.tests.support.proxy import CuttingProxy
 from relstore.tests.support.servers import (
@@ -131,27 +129,7 @@ class OwnServer(unittest.TestCase):
         self.assertFalse(directory.exists())
 
     def test_the_server_of_a_test_run_that_dies_goes_with_it(self):
-        program = (
-            'import signal\n'
-            'from relstore.tests.support.servers import PostgreSQLServer\n'
-            'server = PostgreSQLServer()\n'
-            'server.start()\n'
-            'print(server.process.pid, server.directory, flush=True)\n'
-            'signal.pause()\n'
-        )
-        run = subprocess.Popen(
-            [sys.executable, '-c', program],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {'PYTHONPATH': os.pathsep.join(sys.path)},
-        )
-        with run:
-            pid, directory = run.stdout.readline().split()
-            self.addCleanup(subprocess.run, ['rm', '-rf', directory], check=True)
-            server = open_process(int(pid))
-            self.addCleanup(os.close, server)
-            run.send_signal(signal.SIGKILL)
-        wait_for_exit(server)
+        goes_with_its_run(self, PostgreSQLServer)
 
 
 class OwnPgBouncer(unittest.TestCase):

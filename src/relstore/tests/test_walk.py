@@ -23,9 +23,7 @@ from relstore.errors import Unavailable
 from relstore.pages import Pages
 from relstore.tests.support.backends import (
     MYSQL,
-    MySQLBackend,
     MySQLdbHistoryFree,
-    PostgreSQLBackend,
     Psycopg2HistoryFree,
     Psycopg2PooledHistoryFree,
     Psycopg3HistoryFree,
@@ -37,6 +35,7 @@ from relstore.tests.support.backends import (
 )
 from relstore.tests.support.commands import Commands, environment
 from relstore.tests.support.commits import commit
+from relstore.tests.support.ended import end
 from relstore.tests.support.patience import until, within
 from relstore.tests.support.records import state
 from relstore.tests.support.servers import cannot_run
@@ -87,18 +86,6 @@ class Suite(Commands):
         gc.collect()        # the frames of a test may be in a cycle with what it caught
         self.assertTrue(sessions)
         self.assertTrue(all(session.broken for session in sessions))
-
-    def lose(self, session):
-        """End a session at the other end."""
-        if isinstance(self, PostgreSQLBackend):
-            with closing(self.new_watch()) as watch:
-                watch.terminate(session.backend_pid)
-        elif isinstance(self, MySQLBackend):
-            [[connection]] = session.all('SELECT CONNECTION_ID()')
-            with closing(self.new_watch()) as watch:
-                watch.terminate(connection)
-        else:
-            session._connection.close()
 
 
 class Iteration(Suite):
@@ -500,7 +487,7 @@ class Halves(Suite):
     def test_it_is_gone_for_whatever_reason(self):
         sessions = self.opening()
         self.tids(self.middle)
-        self.lose(sessions[0])
+        end(self, sessions[0])
         with self.assertRaisesRegex(StorageError, 'begin again'):
             self.tids(None, self.middle)
         self.assertGone(self.middle)
@@ -556,7 +543,7 @@ class Lost(Suite):
                 sessions = self.opening()
                 going = what()
                 next(going)
-                self.lose(sessions[-1])
+                end(self, sessions[-1])
                 for _ in range(2):
                     with self.assertRaisesRegex((Unavailable, StorageError), 'lost before its end.*begin again'):
                         going.__next__()
@@ -582,7 +569,7 @@ class Lost(Suite):
         sessions = self.opening()
         going = self.storage.iterator()
         next(going)
-        self.lose(sessions[-1])
+        end(self, sessions[-1])
         with suppress(StorageError):
             list(going)
         self.assertEqual(len(list(self.storage.iterator())), OBJECTS)

@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 import unittest
-from contextlib import closing, nullcontext, redirect_stdout
+from contextlib import closing, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -18,6 +18,7 @@ from ZODB.utils import u64
 from relstore.blobs import remover
 from relstore.cli import databases
 from relstore.cli.main import main
+from relstore.errors import Deadlock
 
 LARGE = os.urandom(1 << 16) * 50        # several pieces and chunks
 
@@ -80,6 +81,22 @@ class BlobSite(unittest.TestCase):
     def get(self, name='blob', db=None):
         with (db or self.db).transaction() as connection, connection.root()[name].open() as file:
             return file.read()
+
+    @contextmanager
+    def deadlock(self):
+        """Have the database end the first vote, and forget what was sent for it. Yield a list of the commits ended."""
+        def vote(commit, ballot):
+            if not ended:
+                ended.append(commit)
+                commit.session.rollback()
+                raise Deadlock(message='of this test')
+            return real(commit, ballot)
+
+        ended: list[object] = []
+        commit_type = self.storage.database.adapter.commit_type
+        real = commit_type.vote
+        with mock.patch.object(commit_type, 'vote', vote):
+            yield ended
 
     def names(self):
         """Return the names of the files of blobs, wherever below blob-dir they are."""

@@ -38,12 +38,19 @@ def perform(storage, *changes, user='anna', description='', extension=None, tid=
         raise
 
 
-def voted(storage, *changes) -> TransactionMetaData:
-    txn = TransactionMetaData()
+def voted(storage, *changes, read=(), user='', description='') -> TransactionMetaData:
+    """Store (oid, base, state), ..., and vote. read: (oid, tid) of what has to stay as it is."""
+    txn = TransactionMetaData(user, description)
     storage.tpc_begin(txn)
-    for oid, base, record in changes:
-        storage.store(oid, base, record, '', txn)
-    storage.tpc_vote(txn)
+    try:
+        for oid, base, record in changes:
+            storage.store(oid, base, record, '', txn)
+        for oid, tid in read:
+            storage.checkCurrentSerialInTransaction(oid, tid, txn)
+        storage.tpc_vote(txn)
+    except BaseException:
+        storage.tpc_abort(txn)
+        raise
     return txn
 
 

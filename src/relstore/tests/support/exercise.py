@@ -7,16 +7,17 @@ from contextlib import ExitStack, closing
 from persistent.mapping import PersistentMapping
 from transaction import TransactionManager
 from ZODB import DB
-from ZODB.Connection import TransactionMetaData
 from ZODB.POSException import ConflictError, POSKeyError
 from ZODB.utils import z64
 
 import relstore
+from relstore.tests.support.commits import voted
 
 COUNT = 100         # objects
 KEPT = 30           # of these, by the pack
 BYTES = bytes(range(256)) + b'\\\'"%s;\n\\0\\x'
 TEXT = '\\\'"%s; \u00fc\u20ac'
+NAMED = {'user': TEXT, 'description': TEXT}
 
 
 def exercise(open_storage: Callable[[], relstore.RelStore], packs: bool = True, count: int = COUNT,
@@ -95,26 +96,12 @@ class Exercise:
             record, _ = self.reader.load(oid)
             assert value_of(record) == (value, BYTES), 'an object is old, or not what was stored'
 
-    def vote(self, storage: relstore.RelStore, *stores, reads=()) -> TransactionMetaData:
-        txn = TransactionMetaData(user=TEXT, description=TEXT)
-        storage.tpc_begin(txn)
-        try:
-            for oid, tid, record in stores:
-                storage.store(oid, tid, record, '', txn)
-            for oid, tid in reads:
-                storage.checkCurrentSerialInTransaction(oid, tid, txn)
-            storage.tpc_vote(txn)
-        except BaseException:
-            storage.tpc_abort(txn)
-            raise
-        return txn
-
     def refuse_conflicts(self, before: bytes) -> None:
         record, tid = self.other.load(self.oids[0])
         for stores, reads in (([(self.oids[0], before, record)], []),
                               ([(self.oids[0], tid, record)], [(self.oids[1], before)])):
             try:
-                self.vote(self.other, *stores, reads=reads)
+                voted(self.other, *stores, read=reads, **NAMED)
             except ConflictError:
                 continue
             raise AssertionError('a conflict was not seen')
@@ -123,11 +110,11 @@ class Exercise:
         """Of another object: nobody waits, however many there are. What was read is kept, too."""
         first, read, *others = self.oids
         now = {oid: self.site.load(oid) for oid in self.oids}
-        voted = self.vote(self.other, (first, now[first][1], now[first][0]))
-        txn = self.vote(self.site, *((oid, now[oid][1], now[oid][0]) for oid in others),
-                        reads=[(read, now[read][1])])
+        held = voted(self.other, (first, now[first][1], now[first][0]), **NAMED)
+        txn = voted(self.site, *((oid, now[oid][1], now[oid][0]) for oid in others),
+                    read=[(read, now[read][1])], **NAMED)
         self.site.tpc_finish(txn)
-        self.other.tpc_finish(voted)
+        self.other.tpc_finish(held)
         self.look(2, unchanged=(read,))
 
     def undo(self) -> None:

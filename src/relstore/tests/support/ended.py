@@ -1,0 +1,18 @@
+"""Connections that end without a word to who has them."""
+from contextlib import closing
+
+from relstore.sessions.session import Session
+from relstore.tests.support.backends import Backend, PostgreSQLBackend, SQLiteBackend
+
+
+def end(test: Backend, session: Session) -> None:
+    """End the connection of a session, at the other end where there is one."""
+    if isinstance(test, SQLiteBackend):
+        session._connection.close()
+        return
+    if isinstance(test, PostgreSQLBackend):
+        connection = session.backend_pid
+    else:
+        [[connection]] = session.all('SELECT CONNECTION_ID()')
+    with closing(test.new_watch()) as watch:
+        watch.terminate(connection)
