@@ -456,6 +456,6 @@ class ToStore(BlobSite):
         self.opened().close()
 
 
-cases(globals(), FromDatabase, FromDirectory)
-cases(globals(), ToStore, backends=EITHER_MODE, thorough=OTHER_MODE)
+cases(globals(), FromDatabase)
+cases(globals(), FromDirectory, ToStore, backends=EITHER_MODE, thorough=OTHER_MODE)
 del Suite, FromDatabase, FromDirectory, ToStore

@@ -19,7 +19,7 @@ from relstore.adapters.chunks import Record
 from relstore.adapters.mysql_messages import LIST
 from relstore.blobs import shared
 from relstore.errors import ConfigurationError, DamagedBlob
-from relstore.tests.support.backends import cases
+from relstore.tests.support.backends import EITHER_MODE, OTHER_MODE, cases
 from relstore.tests.support.blob_site import LARGE, BlobSite
 
 
@@ -455,5 +455,6 @@ class InDirectory(Suite):
                 self.assertEqual(file.read(), LARGE)
 
 
-cases(globals(), InDatabase, InDirectory)
+cases(globals(), InDatabase)
+cases(globals(), InDirectory, backends=EITHER_MODE, thorough=OTHER_MODE)
 del Suite, InDatabase, InDirectory

@@ -541,6 +541,6 @@ class InStore(StoredBlobs, Suite):
     """In an object storage."""
 
 
-cases(globals(), InDatabase, InDirectory)
-cases(globals(), InStore, backends=EITHER_MODE, thorough=OTHER_MODE)
+cases(globals(), InDatabase)
+cases(globals(), InDirectory, InStore, backends=EITHER_MODE, thorough=OTHER_MODE)
 del Suite, InDatabase, InDirectory, InStore

@@ -82,6 +82,6 @@ class InStore(ObjectStorage, InDatabase):
         self.new_bucket()
 
 
-cases(globals(), InDatabase, InDirectory)
-cases(globals(), InStore, backends=EITHER_MODE, thorough=OTHER_MODE)
+cases(globals(), InDatabase)
+cases(globals(), InDirectory, InStore, backends=EITHER_MODE, thorough=OTHER_MODE)
 del Suite, InDatabase, InDirectory, InStore

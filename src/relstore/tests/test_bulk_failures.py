@@ -16,15 +16,17 @@ from relstore import bulk
 from relstore.converting.compare import Comparison
 from relstore.sessions.drivers import DRIVERS
 from relstore.tests.support.backends import (
+    EITHER_MODE,
     HISTORY_FREE,
     HISTORY_PRESERVING,
+    OTHER_MODE,
     MySQLBackend,
     SQLiteBackend,
     SQLiteHistoryFree,
     SQLiteHistoryPreserving,
     cases,
 )
-from relstore.tests.support.commands import BACKENDS, Commands, environment
+from relstore.tests.support.commands import Commands, environment
 from relstore.tests.support.commits import commit
 from relstore.tests.support.crashing import Crashing
 from relstore.tests.support.faults import Faults, MySQLTrouble, PostgreSQLTrouble, SQLiteTrouble
@@ -169,7 +171,7 @@ class Killed(Commands):
         check(self, source, storage)
 
 
-cases(globals(), Killed, backends=BACKENDS)
+cases(globals(), Killed, backends=EITHER_MODE, thorough=OTHER_MODE)
 del Killed
 
 
