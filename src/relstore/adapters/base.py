@@ -353,7 +353,8 @@ class Adapter:
     def forget_transactions(self, session: Session, after: int, upto: int, named: bool) -> int:
         """Remove transactions that have no state left, and mark the others as packed; return how many were removed.
 
-        named: a foreign key names transactions, so one stays as long as a state names it as the one it replaced.
+        named: a foreign key names transactions, so one stays as long as a state names it as the one it replaced. If
+        what it replaced is gone, it names none any more.
         """
         raise NotImplementedError
 

@@ -294,6 +294,8 @@ class SQLiteAdapter(Adapter):
 
     def forget_transactions(self, session: FileSession, after: int, upto: int, named: bool) -> int:
         with self.writing(session):
+            if named:
+                session.run(self.sql.forget_replaced, (after, upto))
             count = session.run(self.sql.forget_transactions, (after, upto, named))
             session.run(self.sql.mark_packed, (after, upto))
         return count

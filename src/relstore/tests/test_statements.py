@@ -58,6 +58,7 @@ NOT_MEASURED = {
     'begin_with_chunks': 'likewise',
     'continue_chunk': 'a large object, which is not there',
     'finish_with_blobs': 'as finish; what it adds needs what comes before it',
+    'forget_replaced': 'asked where RelStorage made the tables, with an index on prev_tid',
 }
 
 #: Statements that MySQL and MariaDB are not asked to run here: name -> why.
@@ -295,18 +296,17 @@ class Suite(unittest.TestCase):
 
     def pages_are_bounded(self, pages, change=lambda objects: None, sizes=(10_000, 40_000)):
         """pages: a function from a number of objects to (name, values) of statements."""
-        def one(name, values):
-            [statement] = [part for part in getattr(self.sql, name).parts
-                           if set(PARAMETER.findall(part.named)) == set(part.parameters)]
-            return statement, tuple(arranged(statement, values))
+        def cost(name, values):
+            return sum(self.cost(part, tuple(arranged(part, values))) for part in getattr(self.sql, name).parts
+                       if set(PARAMETER.findall(part.named)) == set(part.parameters))
 
         costs = []
         for objects in sizes:
             self.fill(objects)
             change(objects)
-            costs.append([self.cost(*one(name, values)) for name, values in pages(objects)])
+            costs.append([cost(name, values) for name, values in pages(objects)])
             self.analyze()
-            costs.append([self.cost(*one(name, values)) for name, values in pages(objects)])
+            costs.append([cost(name, values) for name, values in pages(objects)])
         for (name, values), *found in zip(pages(objects), *costs, strict=True):
             for small, large in zip(found[:2], found[2:], strict=True):
                 with self.subTest(name=name, values=values):
@@ -324,13 +324,13 @@ class Suite(unittest.TestCase):
         """Lists of exceptions do not outlive what they except."""
         names = {name for name, _ in self.sql} | {
             'zap', 'delete_transactions', 'marks', 'unstage', 'replace_copied', 'next_revisions', 'strangers',
-            'new_chunks', 'begin_with_chunks', 'continue_chunk', 'finish_with_blobs'}
+            'new_chunks', 'begin_with_chunks', 'continue_chunk', 'finish_with_blobs', 'forget_replaced'}
         self.assertLessEqual(SCANS.keys() | NOT_MEASURED.keys(), names)
 
 
 # Statements of PostgreSQL that need another before them.
 BEFORE = {'unstage': 'stage', 'next_revisions': 'open_revisions', 'copy_replacing': 'begin_replacing',
-          'replace_copied': 'begin_replacing'}
+          'replace_copied': 'begin_replacing', 'undo_try': 'begin_try'}
 
 
 # Of a COPY in its binary form.
@@ -594,6 +594,8 @@ class OnSQLite(Suite):
 
     def test_every_statement_is_understood(self):
         for name, statement, _ in self.statements():
+            if statement.startswith('PRAGMA'):      # some act when they are explained
+                continue
             with self.subTest(name):
                 self.connection.execute(f'EXPLAIN {statement}', nulls(statement))
 

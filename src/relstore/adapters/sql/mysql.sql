@@ -661,6 +661,8 @@ COMMIT
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
 START TRANSACTION;
 SET @relstore_last = (SELECT max(tid) FROM {transaction});
+UPDATE {object_state} s LEFT JOIN {object_state} r ON r.zoid = s.zoid AND r.tid = s.prev_tid SET s.prev_tid = 0
+WHERE $named AND s.prev_tid > $tid AND s.prev_tid <= $upto_tid AND r.zoid IS NULL;
 DELETE t FROM {transaction} t LEFT JOIN {object_state} s ON s.tid = t.tid
 WHERE t.tid > $tid AND t.tid <= $upto_tid AND t.tid > 0 AND t.tid < @relstore_last AND s.tid IS NULL
     AND NOT ($named AND (SELECT n.tid FROM {object_state} n WHERE n.prev_tid = t.tid LIMIT 1) IS NOT NULL);

@@ -514,7 +514,7 @@ LOCK TABLE {relstore_sweep} IN ACCESS EXCLUSIVE MODE
 SELECT states, bytes, blobs, blob_bytes FROM {relstore_sweep_4}($pack_id::bigint, $oid::bigint, $upto_oid::bigint)
 
 -- name: forget_transactions (tid, upto_tid, named) [hp]
-SELECT {relstore_forget_2}($tid::bigint, $upto_tid::bigint, $named::boolean)
+SELECT {relstore_forget_3}($tid::bigint, $upto_tid::bigint, $named::boolean)
 
 -- name: has_foreign_key [hp]
 SELECT count(*) FROM pg_constraint WHERE conrelid = '{object_state}'::regclass::oid AND contype = 'f'

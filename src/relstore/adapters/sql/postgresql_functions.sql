@@ -443,14 +443,20 @@ BEGIN
 END $$
 
 -- Of the transactions after p_after, up to p_upto, remove those that have no state left, and mark the others as packed.
--- p_named: RelStorage's foreign key is there, so that one stays that a kept state replaced.
--- name: relstore_forget_2 [hp]
-CREATE FUNCTION {relstore_forget_2}(p_after bigint, p_upto bigint, p_named boolean) RETURNS bigint
+-- p_named: RelStorage's foreign key is there, so that one stays that a kept state replaced. Where what was replaced is
+-- gone, none is named any more: a pack of RelStorage's would fail at it, for it leaves no such name itself.
+-- name: relstore_forget_3 [hp]
+CREATE FUNCTION {relstore_forget_3}(p_after bigint, p_upto bigint, p_named boolean) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_count bigint;
 BEGIN
+    IF p_named THEN
+        UPDATE {object_state} s SET prev_tid = 0
+            WHERE s.prev_tid > p_after AND s.prev_tid <= p_upto
+                  AND NOT EXISTS (SELECT FROM {object_state} r WHERE r.zoid = s.zoid AND r.tid = s.prev_tid);
+    END IF;
     DELETE FROM {transaction} t
         WHERE t.tid > p_after AND t.tid <= p_upto AND t.tid > 0 AND t.tid < (SELECT max(n.tid) FROM {transaction} n)
               AND NOT EXISTS (SELECT FROM {object_state} s WHERE s.tid = t.tid)

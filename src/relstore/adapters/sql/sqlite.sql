@@ -223,6 +223,12 @@ DELETE FROM {transaction} WHERE tid > $tid AND tid <= $upto_tid AND tid > 0
     AND NOT EXISTS (SELECT 1 FROM {object_state} s WHERE s.tid = "transaction".tid)
     AND NOT ($named AND EXISTS (SELECT 1 FROM {object_state} s WHERE s.prev_tid = "transaction".tid))
 
+-- Where the revision that a kept one replaced is gone: see postgresql_functions.sql.
+-- name: forget_replaced (tid, upto_tid) [hp]
+UPDATE {object_state} AS s SET prev_tid = 0
+WHERE s.prev_tid > $tid AND s.prev_tid <= $upto_tid
+    AND NOT EXISTS (SELECT 1 FROM {object_state} r WHERE r.zoid = s.zoid AND r.tid = s.prev_tid)
+
 -- name: mark_packed (tid, upto_tid) [hp]
 UPDATE {transaction} SET packed = 1 WHERE tid > $tid AND tid <= $upto_tid AND tid > 0 AND packed = 0
 
