@@ -46,6 +46,7 @@ from relstore.errors import StorageError
 from relstore.outcome import outcome
 from relstore.packing.links import Links
 from relstore.spool import ROW_BYTES, Pending, described
+from relstore.unreadable import NAMED, Unreadable
 from relstore.view import View
 
 log = logging.getLogger('relstore')
@@ -67,12 +68,13 @@ class Bulk:
     view, lock: of the instance of the storage; the lock is held by who commits.
     single: commits one. look: called for each record and before each batch; its error ends the copy.
     progress: called with (tid, number of records, their bytes) of each that is committed.
+    unreadable: told each record of them whose references are unknown; those of `single` it tells itself.
     """
 
     def __init__(self, database: Database, view: View, lock: threading.Lock, single: Single, look: Callable[[], None],
-                 progress: Progress):
+                 progress: Progress, unreadable: Unreadable):
         self._database, self._view, self._lock = database, view, lock
-        self._single, self._look, self._progress = single, look, progress
+        self._single, self._look, self._progress, self._unreadable = single, look, progress, unreadable
         self._batch = _Batch()
         self._under_way: tuple[_Batch, Future[Exception | None]] | None = None
         self._thread = ThreadPoolExecutor(1, 'relstore bulk')
@@ -89,6 +91,8 @@ class Bulk:
             if self._under_way is not None:     # nobody asks for its result: something else has ended the copy
                 batch, future = self._under_way
                 error = future.exception() or future.result()
+                if error is None:
+                    self._name(batch)
                 log.info('%d more transactions were %s', len(batch.taken),
                          'copied.' if error is None else f'not copied: {error}')
 
@@ -137,6 +141,8 @@ class Bulk:
             for oid, md5, refs, data_tid, state in found:
                 size = len(state)
                 rows[oid] = Pending(oid, 0, True, size, md5, refs, data_tid, state, -1)
+                if refs is None:
+                    taken.unreadable.add(oid)
                 taken.bytes += size
             taken.count = len(found)
             return None
@@ -155,6 +161,8 @@ class Bulk:
                     return [record]
                 data_tid = record.data_txn
                 rows[oid] = Pending(oid, 0, True, size, md5, refs, u64(data_tid) if data_tid else None, state, -1)
+                if refs is None:
+                    taken.unreadable.add(oid)
                 count += 1
                 sizes += size
         finally:
@@ -183,12 +191,21 @@ class Bulk:
         error = future.result()
         if error is None:
             self._view.committed(u64(batch.taken[-1].tid))
+            self._name(batch)
             for taken in batch.taken:
                 self._progress(taken.tid, taken.count, taken.bytes)
             return
         log.info('%d transactions are copied one by one: %s', len(batch.taken), error)
         for taken in batch.taken:
             self._progress(taken.tid, *self._single(taken.tid, taken.transaction, taken.again()))
+
+    def _name(self, batch: _Batch) -> None:
+        """Tell what cannot be read in a batch that is committed. Of two records of one object the last counts."""
+        for taken in batch.taken:
+            if taken.unreadable:
+                rows = [row for oid in sorted(taken.unreadable) if (row := taken.rows[oid]).refs is None]
+                self._unreadable.add(taken.tid, len(rows), [(row.oid, self._database.plain(row.held or b''))
+                                                            for row in rows[:NAMED]])
 
     # In the thread ------------------------------------------------------------------------------------------------
 
@@ -280,6 +297,7 @@ class _Taken:
         self.tid, self.transaction = tid, transaction
         self.rows: dict[int, Pending] = {}
         self.count = self.bytes = 0
+        self.unreadable: set[int] = set()       # oids
 
     def copy(self) -> Copy:
         return Copy(u64(self.tid), Metadata.of(self.transaction, self.transaction.status == 'p'),

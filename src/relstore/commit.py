@@ -290,6 +290,11 @@ class Transaction:
 
     # Finish -------------------------------------------------------------------------------------------------------
 
+    def unreadable(self, limit: int) -> tuple[int, list[tuple[int, bytes]]]:
+        """Return of how many records the references are unknown, and (oid, record) of the first of them."""
+        oids, plain = self._spool.unreadable, self._database.plain
+        return len(oids), [(oid, plain(self._spool[oid].held or b'')) for oid in sorted(oids)[:limit]]
+
     def finish(self) -> int:
         """Make it permanent and return the tid.
 

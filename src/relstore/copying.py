@@ -29,7 +29,9 @@ from ZODB.utils import maxtid, p64, u64
 
 from relstore.adapters.base import Adapter
 from relstore.errors import ConfigurationError, DamagedBlob, StorageError, Unavailable
+from relstore.references import references
 from relstore.sessions.session import Session
+from relstore.unreadable import NAMED, Unreadable
 from relstore.whole import is_whole, not_whole, say_whole
 
 log = logging.getLogger('relstore')
@@ -106,7 +108,8 @@ def guarded(adapter: Adapter) -> Iterator[Guard]:
 
 
 def copy_transactions(source: Any, destination: IStorageRestoreable, guard: Guard | Unguarded,
-                      progress: Progress | None = None, files: BlobFiles | None = None, known: bytes = b'') -> None:
+                      progress: Progress | None = None, files: BlobFiles | None = None, known: bytes = b'',
+                      unreadable: Unreadable | None = None, inner: Any = None) -> None:
     """Copy what `source` has and `destination` has not, with the same tids, users, descriptions and records.
 
     An interrupted copy is resumed. StorageError: the destination has something else, or garbage may have been removed
@@ -115,27 +118,33 @@ def copy_transactions(source: Any, destination: IStorageRestoreable, guard: Guar
     that follow may be there already, so that they are not told if it raises an exception.
     files: of the source's blobs; by default what cannot be copied is left out, and told in the end.
     known: the newest transaction of which is known that it was copied from this source, if any is.
+    unreadable: told each record whose references cannot be found out; by default the log is told how many there are.
+    inner: the storage of relstore's in the destination; None: there is none. By default that is the destination.
     """
     last = destination.lastTransaction()
     if u64(last) and last != known:
         _check_common(source, destination, last)
     guard.begin(not u64(last))
     if files is None:
-        files = BlobFiles(source, destination, destination.database.untransform)
-    single = partial(_copy_one, destination, guard, files)
+        files, inner = BlobFiles(source, destination, destination.database.untransform), destination
+    told = Unreadable() if unreadable is None else unreadable
+    single = partial(_copy_one, destination, inner, guard, files, told)
     with (iterated(source, p64(u64(last) + 1) if u64(last) else None) as transactions,
-          _copies(destination, single, guard.look, progress or (lambda tid, records, size: None)) as copies):
+          _copies(destination, single, guard.look, progress or (lambda tid, records, size: None), told) as copies):
         for stamp, transaction in rising(copies.ahead(transactions), last):
             copies.add(stamp.raw(), transaction)
     guard.prove()
     files.warn()
+    if unreadable is None and told.unnamed:
+        log.warning('%d more records cannot be read, and are copied as they are.', told.unnamed)
 
 
-def _copies(destination: Any, single: Single, look: Callable[[], None], progress: Progress) -> Any:
+def _copies(destination: Any, single: Single, look: Callable[[], None], progress: Progress, unreadable: Unreadable
+            ) -> Any:
     """Return what takes transactions: in bulk where the destination can do that, see bulk.py; else one by one."""
     # Of its class: a wrapper would pass on the question, and its records would stay as they are.
     in_bulk = getattr(type(destination), 'bulk', None)
-    bulk = None if in_bulk is None else in_bulk(destination, single, look, progress)
+    bulk = None if in_bulk is None else in_bulk(destination, single, look, progress, unreadable)
     return _OneByOne(single, progress) if bulk is None else bulk
 
 
@@ -154,12 +163,13 @@ class _OneByOne(AbstractContextManager[Any]):
         self._progress(tid, *self._single(tid, transaction, transaction))
 
 
-def _copy_one(destination: Any, guard: Guard | Unguarded, files: BlobFiles, tid: bytes, transaction: Any,
-              records: Iterable[Any]) -> tuple[int, int]:
+def _copy_one(destination: Any, inner: Any, guard: Guard | Unguarded, files: BlobFiles, unreadable: Unreadable,
+              tid: bytes, transaction: Any, records: Iterable[Any]) -> tuple[int, int]:
     """Copy a transaction with the tid that is given. Return how many records it has, and their bytes."""
     destination.tpc_begin(transaction, tid, transaction.status)
     try:
-        count = size = 0
+        count = size = unread = 0
+        first: list[tuple[int, bytes]] = []
         for record in records:
             guard.look()
             path = files.copy_of(record)
@@ -169,12 +179,19 @@ def _copy_one(destination: Any, guard: Guard | Unguarded, files: BlobFiles, tid:
                 destination.restoreBlob(record.oid, tid, record.data, path, record.data_txn, transaction)
             count += 1
             size += len(record.data or b'')
+            if inner is None and references(record.data) is None:
+                unread += 1
+                if len(first) < NAMED:
+                    first.append((u64(record.oid), record.data))
         destination.tpc_vote(transaction)
+        if inner is not None:       # which has looked for the references, so that it is done once
+            unread, first = inner.unreadable(transaction, NAMED)
         guard.look()
         destination.tpc_finish(transaction)
     except BaseException:
         destination.tpc_abort(transaction)
         raise
+    unreadable.add(tid, unread, first)
     return count, size
 
 

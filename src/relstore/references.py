@@ -36,6 +36,8 @@ _PERSID = re.compile(rb'P[^\n]{8}\n').search
 
 # How much of a record to search for its class, and how much of the name to show.
 HEAD_BYTES, NAME_BYTES = 4096, 300
+# How much of an error to show.
+REASON_BYTES = 100
 # How ZODB writes a class: as a global, alone or first in a tuple.
 _GLOBAL = re.compile(rb'(?:\x80.)?\(?c([^\n]+)\n([^\n]+)\n', re.DOTALL)
 
@@ -61,16 +63,23 @@ def references(state: bytes | None) -> bytes | None:
     if (state[0] == _PROTO and state[-1] == _STOP and b'Q' not in state
             and (b'P' not in state or _PERSID(state) is None)):
         return b''
-    persistent_ids: list[Any] = []
     try:
-        # encoding: a byte string of Python 2 need not be text, least of all an oid.
-        unpickler = Unpickler(_Record(state), encoding='bytes')
-        unpickler.persistent_load = persistent_ids.append
-        unpickler.noload()
-        unpickler.noload()
-        return _pack(persistent_ids)
+        return _pack(_persistent_ids(state))
     except Exception:  # Damage shows as anything: EOFError, KeyError, MemoryError, even SystemError.
         return None
+
+
+def why_unreadable(state: bytes) -> str:
+    """Return why references() cannot tell what a record refers to, as the end of a sentence."""
+    if state[:2] == _COMPRESSED:
+        return 'it is compressed, as by zlibstorage, and no such section is around its storage'
+    if is_wrapped(state):
+        return 'it does not begin as a pickle does, so it may be encrypted'
+    try:
+        _pack(_persistent_ids(state))
+    except Exception as error:      # as above
+        return f'{type(error).__name__}: {plain(str(error), REASON_BYTES)}'.removesuffix(': ')
+    return 'nothing is wrong with it'
 
 
 def might_refer(record: bytes | None) -> bytes:
@@ -93,6 +102,17 @@ def is_wrapped(record: bytes) -> bool:
 def unpack(refs: bytes) -> tuple[int, ...]:
     """Return the oids that references() packed, as integers. struct.error unless they have 8 bytes each."""
     return struct.unpack(f'>{len(refs) // 8}Q', refs)
+
+
+def _persistent_ids(state: bytes) -> list[Any]:
+    """Return the persistent ids that the two pickles of a record push. Whatever is raised: they are damaged."""
+    found: list[Any] = []
+    # encoding: a byte string of Python 2 need not be text, least of all an oid.
+    unpickler = Unpickler(_Record(state), encoding='bytes')
+    unpickler.persistent_load = found.append
+    unpickler.noload()
+    unpickler.noload()
+    return found
 
 
 def _pack(persistent_ids: list[Any]) -> bytes:

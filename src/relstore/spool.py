@@ -62,6 +62,7 @@ class Spool:
         self._rows: list[Pending] | None = None     # the same in oid order, once asked for
         self.blobs: set[int] = set()        # oids whose state is a Blob's
         self.deleted: set[int] = set()      # oids without a state
+        self.unreadable: set[int] = set()   # oids of which the references are unknown
         self.size = 0               # bytes of all states, and of their rows
         self._held = 0
         self._file: IO[bytes] | None = None
@@ -107,6 +108,7 @@ class Spool:
         if earlier is not None:
             self.blobs.discard(oid)
             self.deleted.discard(oid)
+            self.unreadable.discard(oid)
             base = earlier.base
             self._held -= len(earlier.held or b'')
             self.size -= ROW_BYTES + (earlier.size or 0)
@@ -119,6 +121,8 @@ class Spool:
         digest, refs, is_of_blob = described(state, self._untransform, self._digest)
         if is_of_blob:
             self.blobs.add(oid)
+        if refs is None:
+            self.unreadable.add(oid)
         if self._held + size <= IN_MEMORY_BYTES:
             self._held += size
             self._pending[oid] = Pending(oid, base, restored, size, digest, refs, data_tid, state, -1)

@@ -38,6 +38,7 @@ from relstore.commit import OPEN, VOTED, Transaction
 from relstore.database import Database
 from relstore.oids import number_of
 from relstore.options import Options
+from relstore.unreadable import Unreadable
 from relstore.view import View
 from relstore.walk import Walks
 from relstore.wrapping import Wrapping
@@ -340,12 +341,20 @@ class RelStore(Administration, BlobMethods, UndoLogCompatible):
         oid, tid, state, following = self.walks.record(next)
         return p64(oid), p64(tid), state, following
 
-    def bulk(self, single: bulk.Single, look: Callable[[], None], progress: copying.Progress) -> bulk.Bulk | None:
+    def bulk(self, single: bulk.Single, look: Callable[[], None], progress: copying.Progress, unreadable: Unreadable
+             ) -> bulk.Bulk | None:
         """Return what takes many transactions at once; see there. None: they have to come one by one."""
         self._check_writable()
         if self._adapter.may_lag:
             return None
-        return bulk.Bulk(self._database, self.view, self._commit_lock, single, look, progress)
+        return bulk.Bulk(self._database, self.view, self._commit_lock, single, look, progress, unreadable)
+
+    def unreadable(self, transaction: IStorageTransactionMetaData, limit: int) -> tuple[int, list[tuple[int, bytes]]]:
+        """Tell of a transaction that has voted of how many records the references are unknown.
+
+        Return their number, and (oid, record) of so many of them at most.
+        """
+        return self._current(transaction, VOTED).unreadable(limit)
 
     def copyTransactionsFrom(self, other: Any, progress: copying.Progress | None = None) -> None:
         """Copy all transactions of another storage; see copying.copy_transactions.

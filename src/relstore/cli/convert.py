@@ -127,6 +127,7 @@ class _Command:
                         conversion = Follower(self._source, lambda: self._converted(self._open_source(), opened),
                                               conversion, self._stopped).follow(args.until_idle)
                 except Stopped:
+                    _tell_unreadable(conversion)
                     print('Stopped. The same command goes on from here.')
                     return 0 if args.follow else INTERRUPTED
                 self._summary(conversion)
@@ -208,6 +209,7 @@ class _Command:
 
     def _summary(self, conversion: Conversion) -> None:
         copied, seconds = conversion.copied, time.monotonic() - self._began
+        _tell_unreadable(conversion)
         if not copied.transactions:
             print('There was nothing to copy.')
             return
@@ -238,6 +240,14 @@ class LeftOut:
     def summary(self) -> None:
         print(f'{counted(self.count, "piece")} of the source cannot be read and {"is" if self.count == 1 else "are"} '
               'not in the copy; each is named above.')
+
+
+def _tell_unreadable(conversion: Conversion) -> None:
+    unreadable = conversion.copied.unreadable
+    if unreadable.count:
+        named = f'all but {unreadable.unnamed:,} are named above' if unreadable.unnamed else 'named above'
+        print(f'{counted(unreadable.count, "record")} cannot be read for what they refer to ({named}). They are in the '
+              'copy as they were.')
 
 
 def _see_that_they_differ(source: databases.Opened, destination: databases.Opened) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -16,6 +16,7 @@ from relstore.converting.current import Current, Until
 from relstore.converting.salvage import Tell
 from relstore.errors import ConfigurationError
 from relstore.storage import RelStore
+from relstore.unreadable import Unreadable
 
 NO_TID = bytes(8)
 
@@ -25,10 +26,11 @@ RANGE_TRANSACTIONS, RANGES_OF_A_SIZE, RANGE_DOUBLINGS = 16, 32, 6
 
 @dataclass
 class Copied:
-    """What was copied; size is the bytes of records, without those of blobs."""
+    """What was copied; size is the bytes of records, without those of blobs. unreadable: of these records."""
     transactions: int = 0
     records: int = 0
     size: int = 0
+    unreadable: Unreadable = field(default_factory=Unreadable)
 
 
 class Conversion:
@@ -116,7 +118,8 @@ class Conversion:
         guarding = (nullcontext(copying.Unguarded()) if self._inner is None
                     else copying.guarded(self._inner.database.adapter))
         with guarding as guard:
-            copying.copy_transactions(source, self.destination, guard, advance, files, self._known)
+            copying.copy_transactions(source, self.destination, guard, advance, files, self._known,
+                                      self.copied.unreadable, self._inner)
         self._known = self.destination.lastTransaction()
 
     def to_copy(self) -> Iterator[Any]:

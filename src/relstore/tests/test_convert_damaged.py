@@ -1,9 +1,11 @@
 """zodbconvert --skip-damaged: what can be read is copied, and what cannot is named; and tids that do not rise."""
+import logging
 import os
 import pickle
+import re
 import shutil
 import zlib
-from contextlib import closing
+from contextlib import ExitStack, closing, nullcontext
 from unittest import mock
 
 from persistent.mapping import PersistentMapping
@@ -12,17 +14,23 @@ from ZODB.Connection import TransactionMetaData
 from ZODB.DB import DB
 from ZODB.FileStorage.FileStorage import FileIterator
 from ZODB.POSException import POSKeyError
-from ZODB.utils import maxtid, p64, u64, z64
+from ZODB.tests.StorageTestBase import zodb_pickle
+from ZODB.utils import maxtid, oid_repr, p64, tid_repr, u64, z64
 
 import relstore
+from relstore import bulk, copying, readers, spool
 from relstore.cli import convert
 from relstore.converting.conversion import Conversion
 from relstore.converting.salvage import SalvagedFileStorage
 from relstore.errors import StorageError
+from relstore.references import references
+from relstore.spool import described
 from relstore.tests.support.backends import SQLiteHistoryFree, SQLiteHistoryPreserving, cases
 from relstore.tests.support.commands import BACKENDS
 from relstore.tests.support.converting import Convert
 from relstore.tests.support.layers import Processes
+from relstore.tests.support.sources import FIRST, Source, Transaction
+from relstore.unreadable import NAMED
 
 
 class Damaged(Convert):
@@ -174,9 +182,8 @@ class Odd(Convert):
         yield 'zeros', bytes(5000)
         yield 'compressed', b'.z' + zlib.compress(thing * 100)
 
-    def test_they_are_as_they_were(self):
+    def store(self, odd):
         self.change('number', 1)
-        odd = {p64(100 + number): record for number, (_, record) in enumerate(self.records())}
         with closing(self.filestorage()) as storage:
             meta = TransactionMetaData()
             storage.tpc_begin(meta)
@@ -184,13 +191,74 @@ class Odd(Convert):
                 storage.store(oid, z64, record, '', meta)
             storage.tpc_vote(meta)
             storage.tpc_finish(meta)
+            self.tid = storage.lastTransaction()
+
+    def named(self, oids, *argv):
+        """Copy. These records, and no others, are named once, and counted."""
+        status, out, err = self.told(*argv)
+        self.assertEqual(status, 0, err)
+        found = re.findall(
+            r'(?m)^Object (0x\w+) of transaction (0x\w+) cannot be read, and is copied as it is: .+\.$', err)
+        self.assertEqual(found, [(oid_repr(oid), tid_repr(self.tid)) for oid in sorted(oids)[:NAMED]])
+        self.assertEqual(len(err.splitlines()), len(found), err)
+        self.assertIn(f'{len(oids)} records cannot be read for what they refer to', out)
+        return out
+
+    def test_they_are_as_they_were(self):
+        odd = {p64(100 + number): record for number, (_, record) in enumerate(self.records())}
+        self.store(odd)
         destination = self.config(f'blob-dir {self.here}/cache')
-        self.assertIn('are equal', self.works(self.path, destination, '--verify'))
+        unreadable = {oid for oid, record in odd.items() if references(record) is None}
+        self.assertEqual(len(unreadable), 7)
+        self.named(unreadable, self.path, destination, '--verify')
         with closing(self.open_storage(blob_dir=str(self.here / 'cache'))) as storage:
             found = {oid: storage.loadBefore(oid, maxtid)[0] for oid in odd}
         self.assertEqual(found, odd)
         back = f'file://{self.here}/back.fs?blob-dir={self.here}/back.blobs'
-        self.assertIn('are equal', self.works(destination, back, '--verify'))
+        self.named(unreadable, destination, back, '--verify')
+
+    def test_however_they_are_copied(self):
+        """In batches, one by one, and as other processes have read them."""
+        odd = {p64(100 + number): b'\x80\x02damaged %d' % number for number in range(NAMED + 5)}
+        self.store(odd)
+        destination = self.config(f'blob-dir {self.here}/cache')
+        ways = {'in batches': (), 'one by one': [mock.patch.object(relstore.RelStore, 'bulk', None)],
+                'large': [mock.patch.object(bulk, 'LARGE_BYTES', 1)],
+                'refused': [mock.patch.object(bulk.Bulk, '_vote', side_effect=StorageError('no'))],
+                'in processes': [mock.patch.object(readers, 'WORTHWHILE_BYTES', 0),
+                                 mock.patch.object(readers, 'spare_processors', return_value=1)]}
+        for way, patches in ways.items():
+            with self.subTest(way), ExitStack() as stack, mock.patch.object(
+                    bulk, 'described', side_effect=described) as in_bulk, mock.patch.object(
+                    spool, 'described', side_effect=described) as in_spool:
+                for each in patches:
+                    stack.enter_context(each)
+                out = self.named(odd, self.path, destination, '--clear', '--yes')
+                self.assertIn('all but 5 are named above', out)
+                counts = in_bulk.call_count, in_spool.call_count
+                total = len(odd) + (2 if self.keep_history else 1)
+                # Of what is current other processes read nothing: see FileTransactions.place.
+                self.assertEqual(counts, {
+                    'in batches': (total, 0), 'one by one': (0, total), 'large': (0, total), 'refused': (total, total),
+                    'in processes': (0 if self.keep_history else total, 0)}[way])
+        wrapped = self.write('hex.conf', '%import ZODB.tests', '%import relstore', '<hexstorage>',
+                             self.section(f'blob-dir {self.here}/cache'), '</hexstorage>')
+        with mock.patch.object(copying, 'references', side_effect=AssertionError):
+            self.named(odd, self.path, wrapped, '--clear', '--yes')
+
+    def test_what_replaces_one_in_its_transaction(self):
+        """A FileStorage may have two records of an object in one transaction: the last counts."""
+        readable = zodb_pickle(PersistentMapping())
+        for first, second, count in (b'\x80damaged', readable, 0), (readable, b'\x80damaged', 1):
+            for one_by_one in False, True:
+                with closing(self.open_storage()) as storage:
+                    storage.zap_all()
+                    source = Source([Transaction(FIRST, [(9, first, None), (9, second, None)])])
+                    patched = mock.patch.object(relstore.RelStore, 'bulk', None) if one_by_one else nullcontext()
+                    with patched, self.assertLogs('relstore', 'WARNING') as logged:
+                        logging.getLogger('relstore').warning('first')
+                        storage.copyTransactionsFrom(source)
+                self.assertEqual(len(logged.output), 1 + count)
 
 
 class Nothing(Convert):
