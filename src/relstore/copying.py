@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import IO, Any
 
 from persistent.TimeStamp import TimeStamp
 from ZODB.blob import is_blob_record
@@ -209,6 +209,11 @@ def rising(transactions: Iterable[Any], last: bytes) -> Iterator[tuple[TimeStamp
         yield stamp, transaction
 
 
+def no_data(oid: bytes, tid: bytes) -> str:
+    """Return what is told of a blob that the source has no data of."""
+    return f'The source has no data of the blob {u64(oid):#x} of {TimeStamp(tid)}.'
+
+
 class BlobFiles:
     """Copies of the files of a source's blobs, for a destination that takes them over.
 
@@ -235,10 +240,32 @@ class BlobFiles:
             return None
         if not self._wanted:
             raise ConfigurationError('The source has blobs: name a directory for them with blob-dir.')
+        file = self._opened(record)
+        if file is None:
+            return None
+        with file:
+            handle, path = tempfile.mkstemp('.copy', dir=self._destination.temporaryDirectory())
+            try:
+                with open(handle, 'wb') as copy:
+                    shutil.copyfileobj(file, copy, 1 << 20)
+            except BaseException:
+                os.unlink(path)
+                raise
+        return path
+
+    def look(self, record: Any) -> None:
+        """Tell what copy_of() would have told of a record."""
+        if self._there and self._is_of_blob(record.data):
+            file = self._opened(record)
+            if file is not None:
+                file.close()
+
+    def _opened(self, record: Any) -> IO[bytes] | None:
+        """Return the file of a record's blob. None: it is left out."""
         try:
-            file = self._source.openCommittedBlobFile(record.oid, record.tid)
+            file: IO[bytes] = self._source.openCommittedBlobFile(record.oid, record.tid)
         except POSKeyError:
-            lacking = f'The source has no data of the blob {u64(record.oid):#x} of {TimeStamp(record.tid)}.'
+            lacking = no_data(record.oid, record.tid)
             if self._left_out is not None:
                 self._left_out(lacking)
             elif self._strict:
@@ -251,15 +278,7 @@ class BlobFiles:
                 raise
             self._left_out(str(error))
             return None
-        with file:
-            handle, path = tempfile.mkstemp('.copy', dir=self._destination.temporaryDirectory())
-            try:
-                with open(handle, 'wb') as copy:
-                    shutil.copyfileobj(file, copy, 1 << 20)
-            except BaseException:
-                os.unlink(path)
-                raise
-        return path
+        return file
 
     def _is_of_blob(self, data: bytes | None) -> bool:
         """The source yields plain records, or records as the destination's wrapper would have them."""

@@ -117,7 +117,7 @@ class _Command:
                 if not conversion.has_something:
                     raise ConfigurationError('There is nothing to copy, so nothing was emptied.')
                 self._clear(opened)
-            self._began = time.monotonic()
+            self._began, before = time.monotonic(), opened.storage.lastTransaction()
             if args.dry_run:
                 return self._tell_what_would_be_copied(conversion.to_copy())
             if not args.verify_only:
@@ -131,6 +131,8 @@ class _Command:
                     print('Stopped. The same command goes on from here.')
                     return 0 if args.follow else INTERRUPTED
                 self._summary(conversion)
+                if args.skip_damaged and not args.verify and before != z64:
+                    self._look_again(conversion, before)
             status = 0
             if args.verify or args.verify_only:
                 status = self._verify(conversion)
@@ -172,6 +174,19 @@ class _Command:
                     raise Stopped
 
             conversion.copy(advance)
+
+    def _look_again(self, conversion: Conversion, last: bytes) -> None:
+        """Tell what the runs before this one have left out, of which only the source knows."""
+        done = 0
+        with progress(self._args.debug, in_bytes=True) as tell:
+            def advance(size: int) -> None:
+                nonlocal done
+                done += size
+                tell('looking at what was copied before', done, None)
+                if self._stopped:
+                    raise KeyboardInterrupt
+
+            conversion.look_again(last, advance)
 
     def _tell_what_would_be_copied(self, transactions: Iterable[Any]) -> int:
         count = records = bytes_ = 0

@@ -14,7 +14,7 @@ from ZODB.POSException import POSKeyError
 from ZODB.utils import oid_repr, tid_repr, u64
 
 from relstore.adapters.chunks import damaged, measured
-from relstore.copying import NO_BLOBS, rising
+from relstore.copying import NO_BLOBS, no_data, rising
 from relstore.errors import ConfigurationError, DamagedBlob
 from relstore.sessions.session import Session
 from relstore.storage import RelStore
@@ -119,11 +119,10 @@ class Comparison:
             self._left_out(str(error))
             return
         if theirs is None:
-            lacking = f'{where}: the blob {oid_repr(oid)} has no data in the source.'
             if self._left_out is None:
-                yield lacking
+                yield f'{where}: the blob {oid_repr(oid)} has no data in the source.'
             else:
-                self._left_out(lacking)
+                self._left_out(no_data(oid, original_tid))      # as the copy has told it
             return
         try:
             ours = self._digest_of_ours(oid, tid)

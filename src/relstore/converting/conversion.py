@@ -1,7 +1,7 @@
 """Conversion: one storage copied into another, and compared with it, whatever the two are."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
@@ -112,15 +112,33 @@ class Conversion:
             if progress is not None:
                 progress(tid, records, size)
 
-        plain = self._inner.database.untransform if self._inner is not None else bytes
         source = self.source
-        files = copying.BlobFiles(source, self.destination, plain, strict=True, left_out=self._left_out)
+        files = self._files(source)
         guarding = (nullcontext(copying.Unguarded()) if self._inner is None
                     else copying.guarded(self._inner.database.adapter))
         with guarding as guard:
             copying.copy_transactions(source, self.destination, guard, advance, files, self._known,
                                       self.copied.unreadable, self._inner)
         self._known = self.destination.lastTransaction()
+
+    def _files(self, source: Any) -> copying.BlobFiles:
+        plain = self._inner.database.untransform if self._inner is not None else bytes
+        return copying.BlobFiles(source, self.destination, plain, strict=True, left_out=self._left_out)
+
+    def look_again(self, last: bytes, advance: Callable[[int], None]) -> None:
+        """Read what was copied before, up to a tid, so that what was left out then is told again.
+
+        advance: called after each transaction with the bytes of its records.
+        """
+        source = self.source
+        files = self._files(source)
+        with copying.iterated(source, None, last) as transactions:
+            for transaction in transactions:
+                size = 0
+                for record in transaction:
+                    files.look(record)
+                    size += len(record.data or b'')
+                advance(size)
 
     def to_copy(self) -> Iterator[Any]:
         """Yield the transactions that copy() would begin with, if nothing else is in the destination."""

@@ -44,6 +44,8 @@ class Damaged(Convert):
             for last in transactions:
                 oids = [record.oid for record in last if b'b' * 500 in (record.data or b'')]
         [self.oid] = oids
+        for number in 'later', 'last':
+            self.change('number', number)
         data = self.path.read_bytes()
         self.length_at = data.rindex(self.oid + last.tid) + 34
         self.path.write_bytes(data[:self.length_at] + b'\xff' * 8 + data[self.length_at + 8:])
@@ -83,11 +85,47 @@ class Damaged(Convert):
                 root['text']['b']._p_activate()
 
     def test_it_goes_on(self):
-        """A second run finds nothing new; if it reads all, it names the same."""
+        """A second run finds nothing new, and names the same."""
+        next(self.blobs.rglob('*.blob')).unlink()
         first, _ = self.left_out(self.path, self.destination, '--skip-damaged')
-        again, out = self.left_out(self.path, self.destination, '--skip-damaged', '--verify')
-        self.assertEqual(first, again)
-        self.assertIn('There was nothing to copy', out)
+        self.assertEqual(len(first), 2)
+        for options in (), ('--verify',):
+            again, out = self.left_out(self.path, self.destination, '--skip-damaged', *options)
+            self.assertEqual(first, again)
+            self.assertIn('There was nothing to copy', out)
+            self.assertIn('2 pieces of the source', out)
+
+    @mock.patch.object(bulk, 'BATCH_BYTES', 0)
+    def test_stopped_behind_the_damage(self):
+        """What goes on tells of the copy as a whole, not of its own part."""
+        next(self.blobs.rglob('*.blob')).unlink()
+        copy, behind = Conversion.copy, []
+
+        def stopped(conversion, progress):
+            tids = [transaction.tid for transaction in conversion.source.iterator()]
+
+            def advance(tid, *told):
+                if tid == tids[-2]:
+                    behind.append(tid)
+                    raise StorageError('The server has gone.')
+                progress(tid, *told)
+            copy(conversion, advance)
+
+        with mock.patch.object(Conversion, 'copy', stopped):
+            status, _, err = self.told(self.path, self.destination, '--skip-damaged')
+        self.assertEqual((status, len(behind)), (2, 1), err)
+        *first, last = err.splitlines()
+        self.assertIn('has gone', last)
+        self.assertEqual(len(first), 2, err)
+        again, out = self.left_out(self.path, self.destination, '--skip-damaged')
+        self.assertIn('Copied: 1 transaction,', out)
+        self.assertEqual(sorted(again), sorted(first))
+
+    def test_nothing_was_left_out_before(self):
+        os.unlink(self.path)
+        self.change('number', 1)
+        for _ in range(2):
+            self.works(self.path, self.destination, '--skip-damaged')
 
     def test_with_a_blob_that_is_gone(self):
         shutil.rmtree(self.blobs)
