@@ -20,6 +20,7 @@ from ZODB.POSException import POSKeyError
 from ZODB.utils import maxtid, z64
 
 from relstore.cli import databases, places
+from relstore.cli.broken import tell_broken
 from relstore.cli.errors import INTERRUPTED
 from relstore.cli.errors import run as run_tool
 from relstore.cli.following import Follower, Stopped
@@ -136,11 +137,14 @@ class _Command:
             status = 0
             if args.verify or args.verify_only:
                 status = self._verify(conversion)
+            if args.verify or args.verify_only or args.skip_damaged:
+                self._tell_what_dangles(opened)
             if writing and not status and opened.relstore is not None:
                 self._tell_how_to_use_it()
             if self._left_out is not None and self._left_out.count:
                 self._left_out.summary()
-                self._tell_if_there_is_no_root(opened)
+                if not _has_root(opened):
+                    print('Nor does the copy have the root object, so no site can use it.')
                 return status or LEFT_OUT
             return status
 
@@ -216,11 +220,10 @@ class _Command:
 
             return verify(conversion, Places(args.source, args.destination, args.at, args.skip_damaged), jobs, advance)
 
-    def _tell_if_there_is_no_root(self, opened: databases.Opened) -> None:
-        try:
-            opened.storage.loadBefore(z64, maxtid)
-        except POSKeyError:
-            print('Nor does the copy have the root object, so no site can use it.')
+    def _tell_what_dangles(self, opened: databases.Opened) -> None:
+        """Of a copy of relstore's, which knows the references; where it has no root, that is told instead."""
+        if opened.relstore is not None and _has_root(opened):
+            tell_broken(opened.relstore, self._args.debug)
 
     def _summary(self, conversion: Conversion) -> None:
         copied, seconds = conversion.copied, time.monotonic() - self._began
@@ -272,6 +275,13 @@ def _see_that_they_differ(source: databases.Opened, destination: databases.Opene
         if len(names) == 1 and None not in names:
             raise ConfigurationError(f'{_told(source)} and {_told(destination)} are one database, or one is a copy of '
                                      'the other that the database made.')
+
+
+def _has_root(opened: databases.Opened) -> bool:
+    try:
+        return opened.storage.loadBefore(z64, maxtid) is not None
+    except POSKeyError:
+        return False
 
 
 def _told(opened: databases.Opened) -> str:

@@ -7,26 +7,24 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from itertools import islice
 
 from persistent.TimeStamp import TimeStamp
 from ZODB.serialize import referencesf
 from ZODB.utils import p64
 
 from relstore.cli import databases, places
+from relstore.cli.broken import tell_broken
 from relstore.cli.errors import INTERRUPTED
 from relstore.cli.errors import run as run_tool
 from relstore.cli.logs import told_on_stderr
 from relstore.cli.progress import counted, duration, progress, size
 from relstore.errors import ConfigurationError
-from relstore.packing.checks import ClassSize, Dangling, Survey
+from relstore.packing.checks import ClassSize, Survey
 from relstore.packing.garbage import LATER, OBJECT
 from relstore.packing.report import Report
 from relstore.storage import RelStore
 
 CLASSES = 20        # shown by a dry run
-BROKEN = 50         # references that lead nowhere, shown with their paths
-STEPS = 12          # shown of a path
 DAY_SECONDS = 86400
 SLACK_SECONDS = 3600    # by which a day may be shorter from one night's pack to the next: cron and packs are not exact
 
@@ -212,39 +210,7 @@ def _write_list(path: str, name: str, report: Report) -> None:
 
 
 def _check(args: argparse.Namespace, storage: RelStore) -> int:
-    with progress(args.verbose) as tell:
-        survey = Survey(storage.database, tell)
-        found = survey.dangling()
-        shown = [(broken, broken.path()) for broken in islice(found, BROKEN)]
-        more = sum(1 for _ in found)
-    names = survey.classes(sorted({oid for _, path in shown for oid in _some(path)}))
-    for broken, path in shown:
-        _tell_broken(broken, path, names)
-    report = survey.report
-    if more:
-        print(f'  ... and {more:,} more.')
-    if report.unreadable:
-        examples = ', '.join(f'{oid:#x} (tid {tid:#x})' for oid, tid in report.examples)
-        print(f'  {counted(report.unreadable, "record")} cannot be read: {examples}')
-    nowhere = counted(len(shown) + more, 'reference leads', 'references lead')
-    print(f'  {nowhere} nowhere. {counted(report.revisions, "revision was", "revisions were")} looked at.')
-    return 1 if shown or report.unreadable else 0
-
-
-def _tell_broken(broken: Dangling, path: list[int], names: dict[int, str]) -> None:
-    what = 'is deleted' if broken.deleted else 'is missing'
-    print(f'  {broken.oid:#x} {names.get(broken.oid) or "?"} refers to {broken.target:#x}, which {what}. '
-          'From the root:')
-    some = _some(path)
-    for number, oid in enumerate(some):
-        if number == STEPS // 2 and len(some) < len(path):
-            print(f'      ... {counted(len(path) - len(some), "more object")} ...')
-        print(f'      {oid:#x} {names.get(oid) or "?"}')
-
-
-def _some(path: list[int]) -> list[int]:
-    """Return the path, or both of its ends if it is long."""
-    return path if len(path) <= STEPS else path[:STEPS // 2] + path[-STEPS // 2:]
+    return 1 if tell_broken(storage, args.verbose) else 0
 
 
 def _time(tid: int) -> str:

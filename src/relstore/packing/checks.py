@@ -85,7 +85,10 @@ class Survey:
         self._revisions = Revisions(database, self.report, progress)
 
     def dangling(self) -> Iterator[Dangling]:
-        """Yield the dangling references of reachable objects, nearest to the root first."""
+        """Yield the dangling references of reachable objects, nearest to the root first.
+
+        Not those of records that cannot be read, which are guessed.
+        """
         graph, _ = self._revisions.graph(with_references=True)
         self.report.revisions = len(graph)
         self._progress('looking', 0, None)
@@ -93,7 +96,10 @@ class Survey:
         root = graph.place_of(0)
         if root is None or not graph.current[root]:
             raise ConfigurationError(f'{self._adapter} has no root object (oid 0), so nothing in it can be reached.')
+        guessed = self._revisions.guessed
         for place, target in graph.dangling(root):
+            if graph.oid_of(place) in guessed:
+                continue        # it may have been the guess
             there = graph.place_of(target)
             yield Dangling(graph.oid_of(place), target, there is not None and graph.current[there] > 0,
                            partial(_path, graph, place))

@@ -28,6 +28,7 @@ class Revisions:
     def __init__(self, database: Database, report: Report, progress: Progress):
         self._database, self._adapter = database, database.adapter
         self._report, self._progress = report, progress
+        self.guessed: set[int] = set()      # oids of records that could not be read
 
     def graph(self, with_references: bool, keeper: Session | None = None) -> tuple[Graph, int]:
         """Return the graph of one snapshot, and the snapshot's tid.
@@ -82,6 +83,7 @@ class Revisions:
         """Return all that an unreadable record may refer to, and report it."""
         record = self._database.plain(state)
         self._report.unreadable += 1
+        self.guessed.add(oid)
         self._report.wrapped += is_wrapped(record)
         if len(self._report.examples) < NAMED:
             self._report.examples.append((oid, tid))

@@ -12,6 +12,7 @@ from persistent.mapping import PersistentMapping
 from ZODB.blob import Blob
 from ZODB.Connection import TransactionMetaData
 from ZODB.DB import DB
+from ZODB.FileStorage import FileStorage
 from ZODB.FileStorage.FileStorage import FileIterator
 from ZODB.POSException import POSKeyError
 from ZODB.tests.StorageTestBase import zodb_pickle
@@ -81,8 +82,15 @@ class Damaged(Convert):
             self.assertEqual(root['text']['a']['text'], 'a' * 500)
             self.assertEqual((root['number'], root['blob'].open().read()[:0]), ('last', b''))
             self.assertEqual(root['text']['b']._p_oid, self.oid)
+            folder = root['text']._p_oid
             with self.assertRaises(POSKeyError):
                 root['text']['b']._p_activate()
+        dangling = (f'  {u64(folder):#x} persistent.mapping.PersistentMapping refers to {u64(self.oid):#x}, '
+                    'which is missing.')
+        for options in ('--skip-damaged',), ('--verify-only', '--skip-damaged'):
+            _, out = self.left_out(self.path, self.destination, *options)
+            self.assertIn(dangling, out)
+            self.assertIn('  1 reference leads nowhere.', out)
 
     def test_it_goes_on(self):
         """A second run finds nothing new, and names the same."""
@@ -299,6 +307,37 @@ class Odd(Convert):
                 self.assertEqual(len(logged.output), 1 + count)
 
 
+class Dangling(Convert):
+    """A source that was packed by a tool that took what is in use for garbage."""
+
+    def test_it_is_told(self):
+        self.change('folder', PersistentMapping({n: PersistentMapping(n=n) for n in range(3)}))
+        path = self.here / 'packed.fs'
+        gone = p64(3)
+        with closing(self.filestorage()) as storage, closing(FileStorage(str(path))) as packed:
+            packed.copyTransactionsFrom(Without(storage, gone))
+        destination = self.config()
+        out = self.works(path, destination, '--verify')
+        self.assertRegex(out, r'0x[12] persistent\.mapping\.PersistentMapping refers to 0x3, which is missing\. ')
+        self.assertIn('  1 reference leads nowhere.', out)
+        self.assertIn('  1 reference leads nowhere.', self.works(path, destination, '--verify-only'))
+        self.assertNotIn('nowhere', self.works(path, destination))
+        self.assertIn('  0 references lead nowhere.',
+                      self.works(self.path, destination, '--verify', '--clear', '--yes'))
+
+
+class Without:
+    """A storage without an object."""
+
+    def __init__(self, storage, oid):
+        self.storage, self.oid = storage, oid
+
+    def iterator(self):
+        for transaction in self.storage.iterator():
+            yield Transaction(u64(transaction.tid), [(u64(record.oid), record.data, None) for record in transaction
+                                                     if record.oid != self.oid])
+
+
 class Nothing(Convert):
     layer = Processes
 
@@ -314,6 +353,6 @@ class Nothing(Convert):
             SalvagedFileStorage(str(self.here / 'nothing.fs'), '', print)
 
 
-cases(globals(), Odd, backends=BACKENDS)
+cases(globals(), Odd, Dangling, backends=BACKENDS)
 cases(globals(), Damaged, backends=(SQLiteHistoryPreserving, SQLiteHistoryFree))
-del Convert, Damaged, Odd
+del Convert, Damaged, Dangling, Odd
