@@ -28,20 +28,12 @@ from relstore.cli.logs import told_on_stderr
 from relstore.cli.progress import counted, duration, progress, size
 from relstore.cli.verifying import Places, verify
 from relstore.cli.workers import add_jobs
+from relstore.cli.zopeconf import zope_lines
 from relstore.converting.conversion import Conversion
 from relstore.errors import ConfigurationError
 from relstore.storage import RelStore
 
 LEFT_OUT = 3            # exit status if the copy lacks what is damaged in the source
-
-ZOPE_CONF = """\
-A site uses it with these lines in its zope.conf, in place of its section <zodb_db main>:
-
-%import relstore
-<zodb_db main>
-  mount-point /
-{section}</zodb_db>"""
-
 
 def main(argv: list[str] | None = None) -> int:
     """Run zodbconvert; return its exit status: 0 done, 1 the copy differs, 2 it could not be done, 3 see LEFT_OUT."""
@@ -139,8 +131,8 @@ class _Command:
                 status = self._verify(conversion)
             if args.verify or args.verify_only or args.skip_damaged:
                 self._tell_what_dangles(opened)
-            if writing and not status and opened.relstore is not None:
-                self._tell_how_to_use_it()
+            if writing and not status:
+                print(zope_lines(args.destination or args.source, self._destination))
             if self._left_out is not None and self._left_out.count:
                 self._left_out.summary()
                 if not _has_root(opened):
@@ -233,11 +225,6 @@ class _Command:
             return
         print(f'Copied: {counted(copied.transactions, "transaction")}, {counted(copied.records, "record")}, '
               f'{size(copied.size)} in {duration(seconds)}, {size(copied.size / max(seconds, 1e-3))}/s.')
-
-    def _tell_how_to_use_it(self) -> None:
-        if self._args.destination and '://' in self._args.destination:
-            section = places.section(self._args.destination, secret=True)
-            print(ZOPE_CONF.format(section=''.join(f'  {line}\n' for line in section.splitlines())))
 
 
 class LeftOut:

@@ -132,6 +132,11 @@ class Named:
             yield _there(section).bind(options.keep_history, options.read_only)
 
 
+def with_relstore(text: str) -> str:
+    """Return a configuration in which relstore is imported in place of RelStorage, unless it names both."""
+    return text if _BESIDE.search(text) else _RELSTORAGE.sub(r'\1relstore', text)
+
+
 def _keep_blobs(config: Any) -> None:
     """ConfigurationError: there are blobs, but not the file of the FileStorage. To make that would remove them."""
     if config.blob_dir and (config.create or not os.path.exists(config.path)) and _holds_files(config.blob_dir):
@@ -204,7 +209,7 @@ class _Loader(ZConfig.loader.ConfigLoader):
         text = file.read()
         if _is_configuration(url):
             if not self._beside:
-                text = _RELSTORAGE.sub(r'\1relstore', text)
+                text = with_relstore(text)
             if _ZOPES.search(text):
                 text = '\n'.join(_of_databases(text.splitlines()))
         return super().createResource(io.StringIO(text), url)

@@ -166,6 +166,11 @@ def _zeo(parts: SplitResult, options: Options) -> str:
     return '<zeoclient>\n' + ''.join(f'  {line}\n' for line in _lines(lines | options)) + '</zeoclient>\n'
 
 
+def url_of(path: str) -> str:
+    """Return the URL of a Data.fs."""
+    return f'file://{quote(path)}'
+
+
 def _path(parts: SplitResult) -> str:
     if parts.netloc or not parts.path:
         raise ConfigurationError(f'A URL with a path has three slashes: {parts.scheme}:///path/to/it')

@@ -1,5 +1,6 @@
 """zodbconvert as its user runs it: between storages of all kinds, there and back, interrupted, and compared."""
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from ZODB.utils import p64, z64
 import relstore
 from relstore import copying
 from relstore.cli import convert, places
+from relstore.cli.zopeconf import zope_lines
 from relstore.converting.conversion import Conversion
 from relstore.converting.filestorage import LiveFileStorage
 from relstore.errors import StorageError
@@ -247,6 +249,63 @@ class Refusing(Convert):
         self.assertIn(mock.call(self.copy, secret=True), section.mock_calls)
         config = self.write('zope.conf', '%import relstore', out.partition('%import relstore')[2])
         self.assertIn('are equal', self.works('--verify-only', self.path, config))
+
+    def zope_conf(self, destination):
+        """Return the lines that are told when it is copied there, which work."""
+        out = self.works(self.path, destination)
+        _, _, lines = out.partition('in place of its section <zodb_db main>:\n\n')
+        self.assertIn('<zodb_db main>\n  mount-point /\n  <', lines)
+        config = self.write('zope.conf', 'instancehome $INSTANCE', lines)
+        self.assertIn('are equal', self.works('--verify-only', self.path, config))
+        return lines
+
+    def test_the_lines_for_zope_of_a_configuration_file(self):
+        """With what its section needs of the file, and nothing else of it."""
+        section = ('<RelStorage Destination>', '  keep-history false', '  # a comment',
+                   f'  blob-dir {self.here}/$cache', '  <sqlite3>', '    data-dir ${where}', '  </sqlite3>',
+                   '</RelStorage>')
+        both = self.write('both.conf', '%import relstorage', f'%define root {self.here}', '%define where $root/other',
+                          '%define cache cache', '%define cached no', '<filestorage source>', f'path {self.path}',
+                          f'blob-dir {self.blobs}', '</filestorage>', *section)
+        lines = self.zope_conf(f'{both}#destination')
+        self.assertEqual(lines.splitlines(), [
+            '%import relstore', f'%define root {self.here}', '%define where $root/other', '%define cache cache',
+            '<zodb_db main>', '  mount-point /', *(f'  {line}' for line in section), '</zodb_db>'])
+        self.assertEqual(self.works(both).partition('\n\n')[2], lines)
+        self.assertNotIn('instancehome', lines)
+
+    def test_the_lines_for_zope_of_a_wrapper(self):
+        config = self.write('wrapped.conf', '%import ZODB.tests', '%import relstore', '<zodb main>', '  cache-size 5',
+                            '  <hexstorage>', '    <relstore>', f'      blob-dir {self.here}/cache', '      <sqlite3>',
+                            f'        data-dir {self.here}/hex', '      </sqlite3>', '    </relstore>',
+                            '  </hexstorage>', '</zodb>')
+        lines = self.zope_conf(config)
+        self.assertIn('  mount-point /\n  cache-size 5\n  <hexstorage>\n    <relstore>\n', lines)
+
+    def test_the_lines_for_zope_of_a_data_fs(self):
+        new = self.here / 'new'
+        new.mkdir()
+        self.zope_conf(f'file://{new}/one.fs?blob-dir={new}/blobs')
+        self.assertIn(f'path {new}/one.fs\n', self.zope_conf(new / 'one.fs'))
+
+    def test_a_zope_conf_has_the_lines(self):
+        lines = self.zope_conf(self.copy)
+        config = self.write('zope.conf', lines, '<zodb_db temporary>', '<mappingstorage>', '</mappingstorage>',
+                            '</zodb_db>')
+        self.assertIn(f'A site uses it with the section main of {config}, as it is.',
+                      self.works(self.path, f'{config}#main'))
+
+    def test_passwords_are_not_told(self):
+        told = self.write('db.conf', '%import relstore', '%define secret1 hunter0', '<relstore>', '<postgresql>',
+                          '  dsn dbname=x password=hunter1 host=h', '</postgresql>', '<mysql>', '  passwd hunter2',
+                          '  PassWD $secret1', '</mysql>', "  dsn password = 'hunter3 \\' hunter4' user=u",
+                          '  dsn postgresql://zope:hunter5@@h/x?password=hunter6&sslmode=require', '</relstore>')
+        named = mock.Mock()
+        named.name = ''
+        lines = zope_lines(str(told), named)
+        self.assertEqual(re.findall(r'hunter\d|secret', lines), [])
+        for left in 'dbname=x password=PASSWORD host=h', 'PASSWORD user=u', '://zope:PASSWORD@h/x', '&sslmode=require':
+            self.assertIn(left, lines)
 
     def test_the_source_is_the_destination(self):
         link = self.here / 'link.fs'
