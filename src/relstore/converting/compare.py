@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import chain
 from typing import Any, NamedTuple
 
 from ZODB.blob import is_blob_record
@@ -58,10 +58,14 @@ class Comparison:
     left_out: is told each blob of which the source has no data, or damaged data: it may be missing in the copy. By
     default the first is a difference, the second an error.
     theirs, ours: the storages of relstore's inside of the two, if there are any.
+    superseded: whether the copy has a newer revision of an object than any that is compared. Without history such an
+    object is not there any more as it was copied, so that is no difference.
     """
 
     def __init__(self, source: Any, copy: Any, history: bool = True, left_out: Callable[[str], None] | None = None,
-                 theirs: RelStore | None = None, ours: RelStore | None = None):
+                 theirs: RelStore | None = None, ours: RelStore | None = None,
+                 superseded: Callable[[bytes], bool] = lambda oid: False):
+        self._superseded = superseded
         self._source, self._copy, self._history = source, copy, history
         self._digest_of_theirs, self._digest_of_ours = digests(source, theirs), digests(copy, ours)
         self._blobs, self._left_out = IBlobStorage.providedBy(source), left_out
@@ -76,7 +80,7 @@ class Comparison:
         start, stop: the first and the last tid that are compared.
         """
         with _iterated(self._source, start, stop) as theirs, _iterated(self._copy, start, stop) as ours:
-            for original, copied in zip_longest(self._contents(theirs), self._contents(ours)):
+            for original, copied in self._pairs(self._contents(theirs), self._contents(ours)):
                 if original is None or copied is None or original.tid != copied.tid:
                     yield _only(original, copied)
                     return
@@ -84,6 +88,18 @@ class Comparison:
                 self.transactions += 1
                 self.records += len(copied.records)
                 advance(len(copied.records), sum(record.size for record in copied.records.values()))
+
+    def _pairs(self, originals: Iterator[_Content], copies: Iterator[_Content]
+               ) -> Iterator[tuple[_Content | None, _Content | None]]:
+        """Yield the transactions of both; not those of which nothing is left in the copy that could be compared."""
+        for copied in chain(copies, [None]):
+            original = next(originals, None)
+            while original is not None and (copied is None or original.tid < copied.tid) and (
+                    not self._history and all(map(self._superseded, original.records))):
+                original = next(originals, None)
+            if original is None and copied is None:
+                return
+            yield original, copied
 
     def _contents(self, transactions: Iterable[Any]) -> Iterator[_Content]:
         for stamp, transaction in rising(transactions, NOTHING):
@@ -101,6 +117,8 @@ class Comparison:
                 yield f'{where}: its {name} is {_short(is_)}, and was {_short(was)}.'
         for oid in sorted(original.records.keys() | copied.records.keys()):
             theirs, ours = original.records.get(oid), copied.records.get(oid)
+            if ours is None and self._superseded(oid):
+                continue
             if theirs is None or ours is None:
                 yield f'{where}: object {oid_repr(oid)} {"was not copied" if ours is None else "is not in the source"}.'
             elif theirs != ours:

@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -149,7 +150,17 @@ class Conversion:
         """Return a comparison of all that was copied, or where nothing was copied now, of all that is in the source."""
         source, last = self._compared
         return Comparison(source, Until(self.destination, last), self._keeps_history, self._left_out,
-                          self._source_inner, self._inner)
+                          self._source_inner, self._inner, partial(self._is_newer, last))
+
+    def _is_newer(self, tid: bytes, oid: bytes) -> bool:
+        """Whether a copy that has no history has a newer revision of an object than a tid, be it its end.
+
+        It is asked for what a snapshot does not have any more, so what is there now is not older than that.
+        """
+        if self._keeps_history or self._inner is None:
+            return False
+        found = self._inner.database.pool.attempt(self._inner.database.adapter.current_tid, u64(oid))
+        return found is not None and found > u64(tid)
 
     @property
     def _compared(self) -> tuple[Any, bytes]:
@@ -158,8 +169,10 @@ class Conversion:
         What is committed to the source after it was copied, or to a copy that is in use already, is no difference.
         """
         last = self._at or self._known or self.last_of_source
-        keep = self._keeps_history and _keeps_history(self._source)
-        return (Until(self.source, last) if keep else self.source), last
+        source = self.source
+        if _keeps_history(self._source):
+            source = (Until if self._keeps_history else Current)(self._source, min(last, self.last_of_source))
+        return source, last
 
     @property
     def newer_ones(self) -> int:

@@ -3,15 +3,19 @@ import os
 from contextlib import closing
 from unittest import mock
 
+from persistent.mapping import PersistentMapping
+from ZODB.Connection import TransactionMetaData
+from ZODB.DB import DB
 from ZODB.FileStorage import FileStorage
-from ZODB.utils import u64
+from ZODB.utils import oid_repr, p64, u64
 
+import relstore
 from relstore.cli import convert, verifying
 from relstore.cli.workers import in_processes
 from relstore.converting import conversion
 from relstore.converting.conversion import Conversion
 from relstore.converting.filestorage import LiveFileStorage
-from relstore.tests.support.backends import SQLiteHistoryPreserving, cases
+from relstore.tests.support.backends import HISTORY_FREE, SQLiteHistoryPreserving, cases
 from relstore.tests.support.converting import Convert
 from relstore.tests.support.layers import Processes
 
@@ -176,6 +180,74 @@ class InTheDatabase(Convert):
         self.assertNotIn('died', err)
 
 
+class InUse(Convert):
+    """A copy without history, to which its site has committed: what has changed is not there any more as it was."""
+
+    def setUp(self):
+        super().setUp()
+        self.fill()
+        self.change('ends', PersistentMapping(n=1))
+        self.destination = self.config(f'blob-dir {self.here}/cache')
+        self.works(self.path, self.destination)
+
+    def opened(self):
+        return self.open_storage(blob_dir=str(self.here / 'cache'))
+
+    def test_newer_transactions(self):
+        self.assertNotIn('newer', self.works('--verify-only', self.path, self.destination))
+        last = self.source().lastTransaction()
+        self.change('number', 'newer', self.opened())
+        self.change('blob', b'newer', self.opened())
+        with closing(DB(self.opened())) as db:
+            with db.transaction() as connection:
+                for thing in connection.root()['folder'].values():      # all of a transaction but the folder
+                    thing['n'] = 'newer'
+                oid = connection.root()['ends']._p_oid
+                connection.root()['ends']._p_activate()
+                serial = connection.root()['ends']._p_serial
+            meta = TransactionMetaData()
+            db.storage.tpc_begin(meta)
+            db.storage.deleteObject(oid, serial, meta)
+            db.storage.tpc_vote(meta)
+            db.storage.tpc_finish(meta)
+            newer = sum(1 for _ in db.storage.iterator(p64(u64(last) + 1)))
+        self.assertGreater(newer, 1)
+        for options in ('--jobs', '1'), ('--jobs', '2'):
+            with mock.patch.multiple(verifying, WORTH_BYTES=0), mock.patch.object(conversion, 'RANGE_TRANSACTIONS', 1):
+                out = self.works('--verify-only', *options, self.path, self.destination)
+            self.assertIn(f'The copy has {newer} newer transactions, which were not compared', out)
+            self.assertRegex(out, r'Compared: [1-9]\d* transactions, .* are equal')
+
+    def test_what_is_missing_is_so(self):
+        """Though the copy is in use."""
+        self.change('number', 'newer', self.opened())
+        folder = next(u64(record.oid) for each in self.source().iterator() for record in each
+                      if record.data and b'text' not in record.data and u64(record.oid) > 2)
+        for table in ('current_object', 'object_state') if self.keep_history else ('object_state',):
+            with closing(self.opened()) as storage:
+                storage.database.pool.attempt(
+                    lambda session, table=table: session.run(f'DELETE FROM {table} WHERE zoid = {folder}'))
+        status, out, _ = self.told('--verify-only', self.path, self.destination)
+        self.assertEqual(status, 1, out)
+        self.assertIn(f'object {oid_repr(p64(folder))} was not copied', out)
+
+    def test_its_source_goes_on_too(self):
+        """What was copied is compared, not what is there by then."""
+        site = f'sqlite://{self.here}/site?blob-dir={self.here}/site.blobs'
+        self.works(self.path, site)
+        verify, changed = convert._Command._verify, []
+
+        def later(command, conversion):
+            self.change('number', 'later', relstore.RelStore(relstore.SQLite(str(self.here / 'site')),
+                                                             blob_dir=str(self.here / 'site.blobs')))
+            changed.append(1)
+            return verify(command, conversion)
+
+        with mock.patch.object(convert._Command, '_verify', later):
+            self.assertIn('are equal', self.works(site, self.destination, '--verify', '--clear', '--yes'))
+        self.assertTrue(changed)
+
+
 class VerifyingApart(Verifying):
     """The same, each transaction by itself, by two processes."""
     options = '--jobs', '2'
@@ -229,4 +301,5 @@ class Ranges(Convert):
 
 
 cases(globals(), InTheDatabase, backends=(SQLiteHistoryPreserving,))
-del Convert, InTheDatabase
+cases(globals(), InUse, backends=(SQLiteHistoryPreserving, *HISTORY_FREE))
+del Convert, InTheDatabase, InUse
