@@ -20,7 +20,7 @@ from typing import Any
 from BTrees.LLBTree import LLBTree
 from ZODB.BaseStorage import DataRecord
 from ZODB.FileStorage.format import TRANS_HDR_LEN, TxnHeader, TxnHeaderFromString
-from ZODB.POSException import POSKeyError
+from ZODB.POSException import POSKeyError, ReadOnlyError
 from ZODB.utils import oid_repr, p64, u64
 from zodbpickle.pickle import Unpickler
 
@@ -61,6 +61,7 @@ class SalvagedFileStorage(BlobsBeside):
         self._end = os.fstat(self._file.fileno()).st_size
         self._newest: tuple[bytes, LLBTree[int, int]] = b'', LLBTree()
         self._last = bytes(8)
+        self._unwrap: Callable[[bytes], bytes] = bytes
         self.rises = True       # whether the tids do
         self._lock = threading.RLock()      # what wraps a storage may take it
         try:
@@ -91,8 +92,23 @@ class SalvagedFileStorage(BlobsBeside):
     def isReadOnly(self) -> bool:
         return True
 
-    def registerDB(self, db: object) -> None:
-        """Nothing is told to it: nothing comes."""
+    def registerDB(self, db: Any) -> None:
+        """Learn how what is around this storage unwraps records. What it cannot unwrap is left out."""
+        self._unwrap = db.untransform_record_data
+
+    # What a DemoStorage takes from its changes.
+
+    def sortKey(self) -> str:
+        return self._path
+
+    def tpc_transaction(self) -> None:
+        return None
+
+    def undo(self, *arguments: object) -> None:
+        """As any way to write, and to find out what could be undone."""
+        raise ReadOnlyError
+
+    undoLog = undoInfo = undo
 
     def lastTransaction(self) -> bytes:
         return self._last
@@ -121,7 +137,7 @@ class SalvagedFileStorage(BlobsBeside):
         return positions
 
     def _transactions(self) -> _Salvaged:
-        return _Salvaged(self._path, self._file.fileno(), self._end, self._tell)
+        return _Salvaged(self._path, self._file.fileno(), self._end, self._tell, self._unwrap)
 
     def close(self) -> None:
         self._file.close()
@@ -154,9 +170,9 @@ def _tloc(begin: int) -> re.Pattern[bytes]:
 
 class _Salvaged(FileTransactions):
 
-    def __init__(self, path: str, descriptor: int, end: int, tell: Tell) -> None:
+    def __init__(self, path: str, descriptor: int, end: int, tell: Tell, unwrap: Callable[[bytes], bytes]) -> None:
         super().__init__(path, descriptor, end)
-        self._tell = tell
+        self._tell, self._unwrap = tell, unwrap
 
     def place(self, begin: int, header: TxnHeader) -> None:
         """No other process reads it, for that would not look for damage as this one does."""
@@ -198,13 +214,18 @@ class _Salvaged(FileTransactions):
         record, behind = super()._record(pos, begin, end)
         if record is not None and record.oid > LAST_OID:
             raise ValueError('its oid makes no sense')
-        if record is None or not record.data or _ends_right(record.data):
+        if record is None or not record.data:
             return record, behind
-        if _ends_right(record.data) is False:
+        right = _ends_right(record.data)
+        if right is False:
             raise ValueError('its data does not end where it says')
         # Of data that is no pickle nobody knows where it ends. Where no record follows, the length may be wrong.
-        if behind < end and not self._is_record(behind, begin, end):
+        if right is None and behind < end and not self._is_record(behind, begin, end):
             raise ValueError('its length is wrong, or its data')
+        try:
+            self._unwrap(record.data)
+        except Exception as error:      # whatever a wrapper raises
+            raise ValueError(f'its data cannot be unwrapped: {error}') from error
         return record, behind
 
     def _past_transaction(self, pos: int, error: Exception) -> int:

@@ -9,12 +9,15 @@ from contextlib import ExitStack, closing, nullcontext
 from unittest import mock
 
 from persistent.mapping import PersistentMapping
+from zc.zlibstorage import ZlibStorage
 from ZODB.blob import Blob
 from ZODB.Connection import TransactionMetaData
 from ZODB.DB import DB
+from ZODB.DemoStorage import DemoStorage
 from ZODB.FileStorage import FileStorage
 from ZODB.FileStorage.FileStorage import FileIterator
 from ZODB.POSException import POSKeyError
+from ZODB.tests.hexstorage import HexStorage
 from ZODB.tests.StorageTestBase import zodb_pickle
 from ZODB.utils import maxtid, oid_repr, p64, tid_repr, u64, z64
 
@@ -164,6 +167,86 @@ class Damaged(Convert):
         with mock.patch('sys.stderr'), self.assertRaises(SystemExit) as raised:
             self.told(self.path, self.destination, '--skip-damaged', '--follow')
         self.assertEqual(raised.exception.code, 2)
+
+
+class Around(Convert):
+    """A damaged Data.fs within what wraps its records, or has changes over it."""
+    layer = Processes
+
+    def setUp(self):
+        super().setUp()
+        self.copy = f'sqlite://{self.here}/copy?blob-dir={self.here}/copied'
+
+    def wrapped(self, name, *inner):
+        return self.write(f'{name}.conf', '%import zc.zlibstorage', '%import ZODB.tests', f'<{name}>', *inner,
+                          f'</{name}>')
+
+    def file(self, path=None):
+        return '<filestorage>', f'path {path or self.path}', f'blob-dir {self.blobs}', '</filestorage>'
+
+    def damage(self, storage, behind):
+        """Store objects, and damage one of them so many bytes behind the beginning of its data."""
+        with closing(DB(storage)) as db, db.transaction() as connection:
+            root = connection.root()
+            for number in range(4):
+                root[number] = PersistentMapping(text=f'{number}' * 1000)
+                connection.add(root[number])
+            oid = root[2]._p_oid
+        with closing(FileIterator(str(self.path))) as transactions:
+            *_, last = transactions
+        data = self.path.read_bytes()
+        at = data.rindex(oid + last.tid) + 42 + behind
+        self.path.write_bytes(data[:at] + bytes([data[at] ^ 0xff]) + data[at + 1:])
+        os.unlink(f'{self.path}.index')
+        return oid
+
+    def copied(self, source, oid, *options):
+        status, out, err = self.told(source, self.copy, '--skip-damaged', '--verify', *options)
+        self.assertEqual(status, convert.LEFT_OUT, err)
+        [line] = err.splitlines()
+        self.assertIn(f'The record of object {oid_repr(oid)} cannot be read there', line)
+        self.assertIn('are equal', out)
+        self.assertIn(f'refers to {u64(oid):#x}, which is missing', out)
+        storage = relstore.RelStore(relstore.SQLite(str(self.here / 'copy')), blob_dir=str(self.here / 'copied'))
+        with closing(DB(storage)) as db, db.transaction() as connection:
+            root = connection.root()
+            for number in 0, 1, 3:
+                self.assertEqual(root[number]['text'], f'{number}' * 1000)
+            return {key: value.open().read() if isinstance(value, Blob) else value for key, value in root.items()
+                    if not isinstance(key, int)}
+
+    def test_zlibstorage(self):
+        for behind in 0, 1, 5, -8:      # of the compressed data, and the length
+            with self.subTest(behind):
+                for path in self.here.glob('Data.fs*'):
+                    path.unlink()
+                self.change('blob', b'data', ZlibStorage(self.filestorage()))
+                oid = self.damage(ZlibStorage(self.filestorage()), behind)
+                found = self.copied(self.wrapped('zlibstorage', *self.file()), oid, '--clear', '--yes')
+                self.assertEqual(found, {'blob': b'data'})
+
+    def test_hexstorage(self):
+        self.change('blob', b'data', HexStorage(self.filestorage()))
+        oid = self.damage(HexStorage(self.filestorage()), 7)
+        self.assertEqual(self.copied(self.wrapped('hexstorage', *self.file()), oid), {'blob': b'data'})
+
+    def test_demostorage(self):
+        """Damaged is the base, or what has changed since."""
+        self.change('blob', b'data')
+        oid = self.damage(self.filestorage(), -8)
+        self.assertEqual(self.copied(self.wrapped('demostorage', *self.file()), oid), {'blob': b'data'})
+
+    def test_changes_of_a_demostorage(self):
+        base = self.here / 'base.fs'
+        with closing(FileStorage(str(base), blob_dir=str(self.here / 'base.blobs'))) as storage:
+            self.change('before', 1, storage)
+        based = '<filestorage base>', f'path {base}', f'blob-dir {self.here}/base.blobs', '</filestorage>'
+        self.change('blob', b'data', DemoStorage(base=FileStorage(str(base), read_only=True),
+                                                 changes=self.filestorage()))
+        oid = self.damage(DemoStorage(base=FileStorage(str(base), read_only=True), changes=self.filestorage()), -8)
+        changes = [line.replace('<filestorage>', '<filestorage changes>') for line in self.file()]
+        self.assertEqual(self.copied(self.wrapped('demostorage', *based, *changes), oid),
+                         {'before': 1, 'blob': b'data'})
 
 
 class Falling(Convert):
