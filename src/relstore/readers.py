@@ -111,13 +111,18 @@ class Readers:
         # of the user again where that is no module.
         self._processes, self._pipes = [], []
         self._works = True      # until one dies
-        for _ in range(count):
-            ours, theirs = multiprocessing.Pipe()
-            with theirs:
-                self._processes.append(subprocess.Popen(
-                    [sys.executable, '-c', PROGRAM, repr(sys.path), str(theirs.fileno()), repr(digest)],
-                    stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]))
-            self._pipes.append(ours)
+        # Ctrl-C is for who copies: they inherit that it is blocked, and so are not killed by it while they begin.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            for _ in range(count):
+                ours, theirs = multiprocessing.Pipe()
+                with theirs:
+                    self._processes.append(subprocess.Popen(
+                        [sys.executable, '-c', PROGRAM, repr(sys.path), str(theirs.fileno()), repr(digest)],
+                        stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]))
+                self._pipes.append(ours)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def close(self) -> None:
         for pipe in self._pipes:
@@ -190,7 +195,6 @@ def _group(transactions: Iterator[Any], failure: list[Exception]) -> list[Any]:
 
 def serve(pipe: Connection, digest: bool) -> None:
     """Answer one question after the other, until nobody is left who asks."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)        # is for the one who asks
     with suppress(EOFError, OSError):
         while True:
             read, file, begin, end = pipe.recv()

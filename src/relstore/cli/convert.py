@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from datetime import datetime, timezone
 from typing import Any
 
@@ -26,6 +25,7 @@ from relstore.cli.errors import run as run_tool
 from relstore.cli.following import Follower, Stopped
 from relstore.cli.logs import told_on_stderr
 from relstore.cli.progress import counted, duration, progress, size
+from relstore.cli.signals import Signals, signals
 from relstore.cli.verifying import Places, verify
 from relstore.cli.workers import add_jobs
 from relstore.cli.zopeconf import zope_lines
@@ -78,21 +78,35 @@ def run(args: Namespace) -> int:
         args.refuse('--clear empties the destination: it goes with neither --dry-run nor --verify-only.')
     if args.skip_damaged and args.follow:
         args.refuse('--skip-damaged is for a source that nobody writes to, so it does not go with --follow.')
-    with told_on_stderr(args.debug), _until_stopped() as stopped:
+    with told_on_stderr(args.debug), signals() as stopped:
         source, destination = places.find_two(args.source, args.destination)
         if {os.path.realpath(path) for path in source.paths} & {os.path.realpath(path) for path in destination.paths}:
             raise ConfigurationError('The source and the destination are the same file.')
         for shared in sorted(source.blob_directories & destination.blob_directories):
             raise ConfigurationError(f'{shared} is the blob-dir of both storages: name another blob-dir for the '
                                      'destination.')
-        return _Command(args, source, destination, stopped).run()
+        command = _Command(args, source, destination, stopped)
+        try:
+            return command.run()
+        except (Stopped, KeyboardInterrupt):
+            print(command.how_to_go_on())
+            return INTERRUPTED
 
 
 class _Command:
 
-    def __init__(self, args: Namespace, source: databases.Named, destination: databases.Named, stopped: list[int]):
+    def __init__(self, args: Namespace, source: databases.Named, destination: databases.Named, stopped: Signals):
         self._args, self._source, self._destination, self._stopped = args, source, destination, stopped
         self._left_out: LeftOut | None = LeftOut() if args.skip_damaged else None
+        self._has_begun = self._is_copied = False
+
+    def how_to_go_on(self) -> str:
+        """Return what is told when this is stopped."""
+        if self._is_copied:
+            return 'Stopped. All is copied; --verify-only compares it.'
+        if not self._has_begun:
+            return 'Stopped. Nothing was copied.'
+        return 'Stopped. The same command goes on from here' + (', without --clear.' if self._args.clear else '.')
 
     def run(self) -> int:
         args = self._args
@@ -114,15 +128,18 @@ class _Command:
             if args.dry_run:
                 return self._tell_what_would_be_copied(conversion.to_copy())
             if not args.verify_only:
-                try:
-                    self._copy(conversion, source.relstore)
+                with self._stopped.waiting():
+                    try:
+                        self._copy(conversion, source.relstore)
+                    except BaseException:
+                        _tell_unreadable(conversion)
+                        raise
                     if args.follow:
-                        conversion = Follower(self._source, lambda: self._converted(self._open_source(), opened),
-                                              conversion, self._stopped).follow(args.until_idle)
-                except Stopped:
-                    _tell_unreadable(conversion)
-                    print('Stopped. The same command goes on from here.')
-                    return 0 if args.follow else INTERRUPTED
+                        followed = self._follow(conversion, opened)
+                        if followed is None:
+                            return 0
+                        conversion = followed
+                self._is_copied = True
                 self._summary(conversion)
                 if args.skip_damaged and not args.verify and before != z64:
                     self._look_again(conversion, before)
@@ -139,6 +156,17 @@ class _Command:
                     print('Nor does the copy have the root object, so no site can use it.')
                 return status or LEFT_OUT
             return status
+
+    def _follow(self, conversion: Conversion, opened: databases.Opened) -> Conversion | None:
+        """Copy what comes, until the source is idle. Return what has done that; None: it was stopped."""
+        follower = Follower(self._source, lambda: self._converted(self._open_source(), opened), conversion,
+                            self._stopped)
+        try:
+            return follower.follow(self._args.until_idle)
+        except Stopped:
+            _tell_unreadable(conversion)
+            print('Stopped. The same command goes on from here.')
+            return None
 
     def _converted(self, source: databases.Opened, opened: databases.Opened) -> Conversion:
         return Conversion(source.storage, opened.storage, opened.relstore, self._args.at, self._left_out,
@@ -158,7 +186,8 @@ class _Command:
         print(f'Emptied: {_told(opened)}')
 
     def _copy(self, conversion: Conversion, source: RelStore | None) -> None:
-        """Copy what is there; Stopped after the transaction in which a signal came."""
+        """Copy what is there; Stopped after the batch of transactions in which a signal came."""
+        self._has_begun = True
         total = conversion.size_left(source)
         done = 0
         with progress(self._args.debug, in_bytes=True) as tell:
@@ -290,21 +319,3 @@ def tid_of_time(text: str) -> bytes:
         raise argparse.ArgumentTypeError(f'{text} is not a time that a transaction can have')
     seconds = when.second + when.microsecond / 1e6
     return TimeStamp(when.year, when.month, when.day, when.hour, when.minute, seconds).raw()
-
-
-@contextmanager
-def _until_stopped() -> Iterator[list[int]]:
-    """Yield a list that a first SIGINT or SIGTERM is put into; a second one interrupts."""
-    stopped: list[int] = []
-
-    def stop(number: int, frame: object) -> None:
-        if stopped:
-            raise KeyboardInterrupt
-        stopped.append(number)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stopped
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

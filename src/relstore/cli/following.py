@@ -12,6 +12,7 @@ from transaction.interfaces import TransientError
 from relstore.cli import databases
 from relstore.cli.errors import sentence
 from relstore.cli.progress import counted, duration
+from relstore.cli.signals import Signals
 from relstore.converting.conversion import Conversion
 from relstore.errors import OutcomeUnknown
 
@@ -25,10 +26,10 @@ class Stopped(Exception):
 
 
 class Follower:
-    """source: as it is named. again: opens it anew. conversion: has copied what there was. stopped: gets a signal."""
+    """source: as it is named. again: opens it anew. conversion: has copied what there was."""
 
     def __init__(self, source: databases.Named, again: Callable[[], Conversion], conversion: Conversion,
-                 stopped: list[int]):
+                 stopped: Signals):
         self._source, self._again, self._conversion, self._stopped = source, again, conversion, stopped
         self._states: list[object] = []     # of the files of FileStorages in the source, when they were looked at last
         self._missed = 0        # how often since then one of them was not there

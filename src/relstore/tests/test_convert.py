@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing
 from unittest import mock
@@ -15,6 +16,7 @@ from ZODB.utils import p64, z64
 import relstore
 from relstore import copying
 from relstore.cli import convert, places
+from relstore.cli.signals import signals
 from relstore.cli.zopeconf import zope_lines
 from relstore.converting.conversion import Conversion
 from relstore.converting.filestorage import LiveFileStorage
@@ -143,6 +145,55 @@ class ThereAndBack(Convert):
         self.assertEqual(len(copied), 3)
         self.works(self.path, self.destination, '--verify')
 
+    def interrupted(self, times, *options):
+        """Copy in a process of its own, press Ctrl-C when a batch has been committed; return status, out, err."""
+        process = subprocess.Popen([sys.executable, '-u', '-c', SLOW, *options, str(self.path), str(self.destination)],
+                                   env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   start_new_session=True)
+        watchdog = threading.Timer(SECONDS, process.kill)
+        watchdog.start()
+        try:
+            while process.stdout.readline() not in ('committed\n', ''):
+                continue
+            for _ in range(times):
+                os.killpg(process.pid, signal.SIGINT)       # as a terminal does: to all of them
+            out, err = process.communicate()
+        finally:
+            watchdog.cancel()
+            process.kill()
+        return process.returncode, out.replace('committed\n', ''), err
+
+    def test_ctrl_c(self):
+        """Behind a whole batch."""
+        goes_on = 'Stopped. The same command goes on from here'
+        self.assertEqual(self.interrupted(1), (130, f'{goes_on}.\n', ''))
+        storage = self.opened()
+        tids = [each.tid for each in self.source().iterator()]
+        self.assertIn(storage.lastTransaction(), tids[:-1])
+        status, out, err = self.interrupted(1, '--clear', '--yes')
+        self.assertEqual((status, out.splitlines()[-1], err), (130, f'{goes_on}, without --clear.', ''))
+        self.works(self.path, self.destination, '--verify')
+
+    def test_ctrl_c_twice(self):
+        """At once."""
+        status, out, err = self.interrupted(2)
+        self.assertEqual((status, err), (130, ''))
+        self.assertIn('goes on from here', out)
+        self.works(self.path, self.destination, '--verify')
+        with signals() as stopped, stopped.waiting():
+            os.kill(os.getpid(), signal.SIGINT)
+            self.assertTrue(stopped)
+            with self.assertRaises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def test_ctrl_c_elsewhere(self):
+        for where, said in ((Conversion, 'comparison'), 'All is copied; --verify-only compares it.'), (
+                (convert.databases.Named, 'open'), 'Nothing was copied.'):
+            with self.subTest(said), mock.patch.object(*where, side_effect=lambda *args, **more: os.kill(
+                    os.getpid(), signal.SIGINT)):
+                status, out, err = self.told(self.path, self.destination, '--verify')
+                self.assertEqual((status, out.splitlines()[-1], err), (130, f'Stopped. {said}', ''))
+
     def test_of_another_site(self):
         self.works(self.path, self.destination)
         os.rename(self.path, self.here / 'one.fs')
@@ -209,6 +260,23 @@ def look(self):         # called for each record, and before each commit
 Guard.look = look
 bulk.BATCH_BYTES = 0    # each transaction is one of the database
 sys.exit(convert.main(sys.argv[2:]))
+"""
+
+
+SLOW = """
+import sys, time
+from relstore import bulk
+from relstore.cli import convert
+from relstore.database import Database
+
+bulk.BATCH_BYTES = 0
+committed = Database.committed
+def slow(*arguments):
+    committed(*arguments)
+    print('committed', flush=True)
+    time.sleep(0.3)
+Database.committed = slow
+sys.exit(convert.main(sys.argv[1:]))
 """
 
 
