@@ -121,7 +121,8 @@ class Named:
         with foreign(self.name or 'The storage'):
             storage = self.factory.open()
         with closing(storage):
-            if hasattr(storage, 'registerDB'):
+            # Not relstore's own: it would take that for a wrapper, and have no record read by another process.
+            if hasattr(storage, 'registerDB') and not isinstance(storage, RelStore):
                 storage.registerDB(_Plain())
             yield Opened(self.name or storage.getName(), storage, _innermost(storage))
 
