@@ -23,7 +23,8 @@ from ZODB.utils import maxtid, oid_repr, p64, tid_repr, u64, z64
 
 import relstore
 from relstore import bulk, copying, readers, spool
-from relstore.cli import convert
+from relstore.cli import convert, verifying
+from relstore.cli.workers import in_processes
 from relstore.converting.conversion import Conversion
 from relstore.converting.salvage import SalvagedFileStorage
 from relstore.errors import StorageError
@@ -162,6 +163,16 @@ class Damaged(Convert):
         [line], out = self.left_out(self.path, self.destination, '--skip-damaged')
         self.assertIn('No record can be read', line)
         self.assertIn('Nor does the copy have the root object', out)
+
+    def test_what_other_processes_find(self):
+        """Each of them reads some transactions, and this one no record."""
+        first, _ = self.left_out(self.path, self.destination, '--skip-damaged')
+        with mock.patch.object(verifying, 'WORTH_BYTES', 0), mock.patch.object(
+                verifying, 'in_processes', side_effect=in_processes) as begun:
+            again, out = self.left_out(self.path, self.destination, '--skip-damaged', '--verify-only', '--jobs', '2')
+        self.assertTrue(begun.called)
+        self.assertEqual(first, again)
+        self.assertIn('are equal', out)
 
     def test_not_while_it_is_followed(self):
         with mock.patch('sys.stderr'), self.assertRaises(SystemExit) as raised:

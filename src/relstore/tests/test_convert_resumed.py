@@ -20,6 +20,7 @@ from ZODB.utils import p64
 
 import relstore
 from relstore.cli import convert, following
+from relstore.cli.following import Follower
 from relstore.converting.conversion import Conversion
 from relstore.converting.filestorage import LiveFileStorage
 from relstore.errors import OutcomeUnknown, Unavailable
@@ -112,6 +113,24 @@ class Lost(Convert):
         self.assertEqual(len(calls), 5)
         self.assertEqual(self.differences(self.here / 'copy.fs', self.here / 'copy.blobs'), [])
 
+
+    def test_a_file_that_is_not_there(self):
+        """For some looks in a row: somebody may be putting another in its place."""
+        self.change('number', 0)
+        opened = []
+        follower = Follower(mock.Mock(paths=[str(self.path)]), lambda: opened.append(1) or mock.Mock(), mock.Mock(), [])
+        elsewhere = self.here / 'elsewhere'
+        for number in range(2):
+            self.assertTrue(follower._look_again())
+            self.assertEqual(len(opened), number + 1)
+            os.rename(self.path, elsewhere)
+            self.assertEqual([follower._look_again() for _ in range(5)], [False] * 5)
+            os.rename(elsewhere, self.path)
+            os.utime(self.path, (number, number))
+        self.assertTrue(follower._look_again())
+        os.unlink(self.path)
+        self.assertEqual([follower._look_again() for _ in range(6)], [False] * 5 + [True])
+        self.assertEqual(len(opened), 4)        # which would raise an error
 
     def test_it_is_idle_when_nothing_comes(self):
         """Not when so much time has passed."""

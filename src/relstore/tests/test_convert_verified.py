@@ -1,7 +1,7 @@
 """zodbconvert --verify: differences that a copy may have, found by one process, and by several."""
 import os
 from contextlib import closing
-from unittest import mock
+from unittest import TestCase, mock
 
 from persistent.mapping import PersistentMapping
 from ZODB.Connection import TransactionMetaData
@@ -13,11 +13,13 @@ import relstore
 from relstore.cli import convert, verifying
 from relstore.cli.workers import in_processes
 from relstore.converting import conversion
+from relstore.converting.compare import Comparison
 from relstore.converting.conversion import Conversion
 from relstore.converting.filestorage import LiveFileStorage
 from relstore.tests.support.backends import HISTORY_FREE, SQLiteHistoryPreserving, cases
 from relstore.tests.support.converting import Convert
 from relstore.tests.support.layers import Processes
+from relstore.tests.support.sources import FIRST, Source, Transaction
 
 
 class Verifying(Convert):
@@ -267,6 +269,28 @@ class VerifyingApart(Verifying):
         super().tearDown()
 
 
+class Ends(TestCase):
+    """Records without data: objects end there."""
+
+    def differences(self, theirs, ours, **more):
+        sources = [Source([Transaction(FIRST, [(9, data, None), (10, b'data', None)])]) for data in (theirs, ours)]
+        return list(Comparison(*sources, **more).differences())
+
+    def test_they_are_compared(self):
+        for theirs, ours, count in (
+                (None, None, 0), (None, b'data', 1), (b'data', None, 1), (None, b'', 1), (b'', None, 1)):
+            differences = self.differences(theirs, ours)
+            self.assertEqual(len(differences), count, (theirs, ours))
+            self.assertTrue(all('object 0x09 has other bytes' in each for each in differences), differences)
+
+    def test_without_history_nothing_has_an_end(self):
+        self.assertEqual(self.differences(None, None, history=False), [])
+        [one] = self.differences(b'data', None, history=False)
+        self.assertIn('object 0x09 was not copied', one)
+        [one] = self.differences(None, b'data', history=False)
+        self.assertIn('object 0x09 is not in the source', one)
+
+
 class Ranges(Convert):
     layer = Processes
 
@@ -285,6 +309,17 @@ class Ranges(Convert):
             self.assertEqual(counts[:-1], ([size] * 2 + [2 * size] * len(tids))[:len(counts) - 1])
             self.assertEqual((ranges[0][0], ranges[-1][1]), (None, tids[-1]))
             self.assertEqual([u64(start) for start, _ in ranges[1:]], [u64(stop) + 1 for _, stop in ranges[:-1]])
+
+    def test_what_is_worth_other_processes(self):
+        self.change('number', 1)
+        copy = f'sqlite://{self.here}/copy?blob-dir={self.here}/copied'
+        self.works(self.path, copy)
+        for size, apart in (None, False), ((32 << 20) - 1, False), (32 << 20, True):
+            getSize = LiveFileStorage.getSize if size is None else lambda storage, size=size: size
+            with mock.patch.object(LiveFileStorage, 'getSize', getSize), mock.patch.object(
+                    verifying, 'in_processes', side_effect=in_processes) as begun:
+                self.assertIn('are equal', self.works('--verify-only', '--jobs', '2', self.path, copy))
+            self.assertEqual(begun.called, apart, size)
 
     def test_what_is_compared_by_one_process(self):
         """What is in memory no other process sees; and of what keeps no history each range may be another state."""

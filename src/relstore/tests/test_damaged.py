@@ -173,6 +173,25 @@ class Reading(Suite):
                 self.assertEqual([each[1:] for each in found], [each[1:] for each in self.there[first:]])
             self.assertEqual([each[0] for each in told(storage.iterator(None, tid))], rising[:number + 1])
 
+    def test_a_file_that_grows_after_tids_that_do_not_rise(self):
+        """What was found before is not forgotten, and what comes adds to it."""
+        at = self.begins[3]
+        self.write(self.good[:at] + p64(u64(self.there[-1][0]) + (1 << 20)) + self.good[at + 8:])
+        with self.assertLogs('relstore', 'WARNING'):
+            self.assertFalse(self.opened().rises)
+        count = LiveFileStorage._scan(self.opened()).risen_ones
+        self.assertEqual(count, len(self.there) - 4)
+        self.change('more')
+        self.assertFalse(self.opened().rises)
+        grown = Path(self.path).read_bytes()
+        end = len(grown)
+        self.change('again')
+        data = Path(self.path).read_bytes()
+        self.write(data[:end] + self.there[0][0] + data[end + 8:])
+        with self.assertLogs('relstore', 'WARNING') as logged:
+            self.assertEqual(LiveFileStorage._scan(self.opened()).risen_ones, count + 1)
+        self.assertIn('not after that of the one before: 1.', logged.output[0])
+
     def test_a_file_that_grows_is_looked_at_once(self):
         """And again if it is another one of the same inode."""
         tid = self.there[-1][0]
@@ -369,6 +388,42 @@ class Salvaging(Suite):
             self.assertEqual(self.pieces(), {(len(self.good), len(self.good) + len(tail))})
             with self.assertRaisesRegex(StorageError, 'damaged at'):
                 LiveFileStorage(self.path).close()
+
+    def test_a_transaction_behind_what_looks_like_one(self):
+        """The two overlap: the last bytes of what is damaged, and the tid that follows, might be a header."""
+        begin, end, behind = self.begins[3:6]
+        data = bytearray(self.good)
+        data[begin:begin + 8] = b'\xff' * 8
+        data[end - 2:end], data[end + 6] = bytes(2), ord(' ')
+        transactions = list(self.salvaged(bytes(data)).iterator())
+        self.assertEqual([transaction.position for transaction in transactions],
+                         [each for each in self.begins[:-1] if each != begin])
+        self.assertEqual(self.pieces(), {(begin, end)})
+
+    def test_a_record_behind_what_looks_like_one(self):
+        """Its oid is the position of its transaction, as if that belonged to what is before it."""
+        begin = len(self.good)
+        with closing(self.filestorage()) as site:
+            meta = TransactionMetaData()
+            site.tpc_begin(meta)
+            for oid in p64(77), p64(begin):
+                site.store(oid, z64, b'no pickle' * 20, '', meta)
+            site.tpc_vote(meta)
+            site.tpc_finish(meta)
+        data = Path(self.path).read_bytes()
+        first, second = (data.index(oid + data[begin:begin + 8]) for oid in (p64(77), p64(begin)))
+        *_, last = self.salvaged(data[:first + 34] + b'\xff' * 8 + data[first + 42:]).iterator()
+        self.assertEqual([record.oid for record in last], [p64(begin)])
+        self.assertEqual(self.pieces(), {(first, second)})
+
+    def test_one_that_was_undone_behind_the_damage(self):
+        """It was not to be seen, so it is not told to be left out either."""
+        begin, undone, behind = self.begins[1:4]
+        data = bytearray(self.good)
+        data[begin:begin + 8], data[undone + 16] = b'\xff' * 8, ord('u')
+        found = told(self.salvaged(bytes(data)).iterator())
+        self.assertEqual(found[1:], self.there[3:])
+        self.assertEqual(self.pieces(), {(begin, undone)})
 
     def test_tids_of_no_time(self):
         for begin, end in pairwise(self.begins):
