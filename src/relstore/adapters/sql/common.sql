@@ -27,6 +27,17 @@ coalesce((SELECT v.value FROM {relstore_meta} v WHERE v.name = 'schema'), '')
 -- macro: limit
 LIMIT $limit
 
+-- One row, and as many as somebody would look at.
+-- macro: one
+LIMIT 1
+
+-- macro: some
+LIMIT 100
+
+-- Is it a deletion?
+-- macro: deleted
+s.state IS NULL
+
 -- A join with ON, in this order whatever the statistics say.
 -- macro: then
 CROSS JOIN
@@ -44,6 +55,10 @@ ON CONFLICT DO NOTHING
 
 -- macro: after [hf]
 s.zoid > $oid
+
+-- Of what was committed later, or in the same transaction.
+-- macro: later
+(s.tid, s.zoid) > ($tid, $oid)
 
 -- macro: by_revision [hp]
 s.zoid, s.tid
@@ -74,8 +89,8 @@ CASE WHEN s.state_size <= {small_state_bytes} THEN s.state END
 -- What a pack wants of a revision: the references, or the state, where they are not known and it is not large; and
 -- whether it is a deletion.
 -- macro: revision
-s.zoid, s.tid, coalesce({known}, r.refs),
-       CASE WHEN {unknown} AND s.state_size <= {small_state_bytes} THEN s.state END, s.state IS NULL
+s.zoid, s.tid, coalesce({known}, r.refs) AS refs,
+       CASE WHEN {unknown} AND s.state_size <= {small_state_bytes} THEN s.state END, {deleted}
 
 -- The row of an object in a list, the state that is current, and the one that is named in a row.
 -- macro: garbage_of_o
@@ -101,13 +116,13 @@ COMMIT
 
 -- Of rows that another program has written the references are not known: NULL.
 -- name: load_at (oid, at) [hp]
-SELECT state, tid, refs FROM {object_state} WHERE zoid = $oid AND tid <= $at ORDER BY tid DESC LIMIT 1
+SELECT state, tid, refs FROM {object_state} WHERE zoid = $oid AND tid <= $at ORDER BY tid DESC {one}
 
 -- name: load_at (oid, at) [hf]
-SELECT state, tid, CASE WHEN refs_tid = tid THEN refs END FROM {object_state} WHERE zoid = $oid AND tid <= $at
+SELECT state, tid, CASE WHEN refs_tid = tid THEN refs END AS refs FROM {object_state} WHERE zoid = $oid AND tid <= $at
 
 -- name: load_now (oid) [hp]
-SELECT state, tid FROM {object_state} WHERE zoid = $oid ORDER BY tid DESC LIMIT 1
+SELECT state, tid FROM {object_state} WHERE zoid = $oid ORDER BY tid DESC {one}
 
 -- name: load_now (oid) [hf]
 SELECT state, tid FROM {object_state} WHERE zoid = $oid
@@ -118,7 +133,7 @@ SELECT state FROM {object_state} WHERE zoid = $oid AND tid = $tid
 -- The revision before a tid, and the tid of the one after it.
 -- name: load_before (oid, tid)
 SELECT s.state, s.tid, (SELECT min(n.tid) FROM {object_state} n WHERE n.zoid = $oid AND n.tid >= $tid)
-FROM {object_state} s WHERE s.zoid = $oid AND s.tid < $tid ORDER BY s.tid DESC LIMIT 1
+FROM {object_state} s WHERE s.zoid = $oid AND s.tid < $tid ORDER BY s.tid DESC {one}
 
 -- name: load_many (oids, at, largest, first) [hp]
 SELECT s.zoid, s.state, s.tid, s.refs FROM {oids} o JOIN {object_state} s ON s.zoid = o.zoid
@@ -126,7 +141,7 @@ WHERE s.tid = (SELECT max(m.tid) FROM {object_state} m WHERE m.zoid = o.zoid AND
       AND (s.state_size <= $largest OR s.zoid = $first)
 
 -- name: load_many (oids, at, largest, first) [hf]
-SELECT s.zoid, s.state, s.tid, {known} FROM {oids} o {then} {object_state} s ON s.zoid = o.zoid
+SELECT s.zoid, s.state, s.tid, {known} AS refs FROM {oids} o {then} {object_state} s ON s.zoid = o.zoid
 WHERE s.tid <= $at AND (s.state_size <= $largest OR s.zoid = $first)
 
 -- name: current_tid (oid)
@@ -167,7 +182,7 @@ FROM {object_state} s JOIN {transaction} t ON t.tid = s.tid
 WHERE s.zoid = $oid ORDER BY s.tid DESC {limit}
 
 -- name: history (oid, limit) [hf]
-SELECT tid, state_size, NULL, NULL, NULL FROM {object_state} WHERE zoid = $oid {limit}
+SELECT tid, state_size, NULL AS username, NULL AS description, NULL AS extension FROM {object_state} WHERE zoid = $oid {limit}
 
 -- name: author (tid) [hp]
 SELECT substr(username, 1, 1000), substr(description, 1, 1000) FROM {transaction} WHERE tid = $tid
@@ -279,7 +294,7 @@ SELECT version FROM {relstore_digest} WHERE digest = $digest AND state < {object
 -- name: objects (digest, limit)
 SELECT d.digest, d.version, d.size, d.state, {now_seconds} - d.wanted,
        EXISTS (SELECT 1 FROM {relstore_blob} b WHERE b.digest = d.digest)
-FROM {relstore_digest} d WHERE d.digest > $digest ORDER BY d.digest LIMIT $limit
+FROM {relstore_digest} d WHERE d.digest > $digest ORDER BY d.digest {limit}
 
 -- name: mark_object (digest, mark)
 UPDATE {relstore_digest} SET state = $mark, wanted = {now_seconds} WHERE digest = $digest
@@ -289,7 +304,7 @@ SELECT state, wisher, {now_seconds} - wanted FROM {relstore_digest}
 WHERE digest = $digest AND version = $version AND state < {object_goes} {lock_if_free}
 
 -- name: refers (digest)
-SELECT zoid FROM {relstore_blob} WHERE digest = $digest LIMIT 1
+SELECT zoid FROM {relstore_blob} WHERE digest = $digest {one}
 
 -- name: claim_object (digest)
 UPDATE {relstore_digest} SET state = {object_goes} WHERE digest = $digest
@@ -298,11 +313,11 @@ UPDATE {relstore_digest} SET state = {object_goes} WHERE digest = $digest
 DELETE FROM {relstore_digest} WHERE digest = $digest AND version = $version AND state = {object_goes}
 
 -- name: has_blobs
-SELECT zoid FROM {blob_chunk} LIMIT 1
+SELECT zoid FROM {blob_chunk} {one}
 
 -- Which of these have data?
 -- name: with_blobs (oids)
-SELECT b.zoid FROM {oids} o {then} {blob_chunk} b ON b.zoid = o.zoid LIMIT 1
+SELECT b.zoid FROM {oids} o {then} {blob_chunk} b ON b.zoid = o.zoid {one}
 
 -- Of these, the ones that have data, or of which any is recorded.
 -- name: blobs_of (oids) [hf]
@@ -316,7 +331,8 @@ SELECT tid, packed, username, description, extension FROM {transaction}
 WHERE tid >= $tid AND tid <= $stop AND tid > 0 ORDER BY tid {limit}
 
 -- name: transactions (tid, stop, limit) [hf]
-SELECT DISTINCT tid, {no}, NULL, NULL, NULL FROM {object_state} WHERE tid >= $tid AND tid <= $stop ORDER BY tid {limit}
+SELECT DISTINCT tid, {no} AS packed, NULL AS username, NULL AS description, NULL AS extension
+FROM {object_state} WHERE tid >= $tid AND tid <= $stop ORDER BY tid {limit}
 
 -- name: records (tid, oid, limit) [hp]
 SELECT zoid, state, data_tid FROM {object_state} WHERE tid = $tid AND zoid > $oid ORDER BY zoid {limit}
@@ -354,16 +370,16 @@ FROM {object_state} s {found} WHERE {after} ORDER BY {by_revision} {limit}
 
 -- The same without references, for a pack that collects no garbage.
 -- name: revisions_only (oid, tid, limit) [hp]
-SELECT s.zoid, s.tid, NULL, NULL, s.state IS NULL FROM {object_state} s WHERE {after} ORDER BY {by_revision} {limit}
+SELECT s.zoid, s.tid, NULL AS refs, NULL AS state, {deleted} FROM {object_state} s WHERE {after} ORDER BY {by_revision} {limit}
 
 -- name: revisions_only (oid, limit) [hf]
-SELECT s.zoid, s.tid, NULL, NULL, s.state IS NULL FROM {object_state} s WHERE {after} ORDER BY {by_revision} {limit}
+SELECT s.zoid, s.tid, NULL AS refs, NULL AS state, {deleted} FROM {object_state} s WHERE {after} ORDER BY {by_revision} {limit}
 
 -- A page of what was committed after a tid, by tid and oid after those given.
 -- name: changes (tid, oid, limit)
 SELECT {revision}
 FROM {object_state} s {found}
-WHERE (s.tid, s.zoid) > ($tid, $oid) ORDER BY s.tid, s.zoid {limit}
+WHERE {later} ORDER BY s.tid, s.zoid {limit}
 
 -- The same of objects that are to go, as they were when they were marked.
 -- name: garbage_revisions (oids, pack_id)
@@ -380,17 +396,17 @@ FROM {oids} o {state_of_o}
 
 -- name: last_pack
 SELECT pack_id, pack_tid, marked_tid, gc, progress, token, objects FROM {relstore_pack}
-WHERE progress <> 'marking' ORDER BY pack_id DESC LIMIT 1
+WHERE progress <> 'marking' ORDER BY pack_id DESC {one}
 
 -- The last that has collected garbage: it says since when that is unreachable.
 -- name: last_marked
-SELECT pack_id FROM {relstore_pack} WHERE progress = 'swept' AND gc <> {no} ORDER BY pack_id DESC LIMIT 1
+SELECT pack_id FROM {relstore_pack} WHERE progress = 'swept' AND gc <> {no} ORDER BY pack_id DESC {one}
 
 -- name: has_tid (tid) [hp]
 SELECT 1 FROM {transaction} WHERE tid = $tid
 
 -- name: has_tid (tid) [hf]
-SELECT 1 FROM {object_state} WHERE tid = $tid LIMIT 1
+SELECT 1 FROM {object_state} WHERE tid = $tid {one}
 
 -- name: next_pack
 SELECT coalesce(max(pack_id), 0) + 1 FROM {relstore_pack}
@@ -449,7 +465,7 @@ WHERE pack_id = $pack_id
 -- Which of these are going, or have gone, in the sweep that is under way? And -1, if the list of its pack is not its
 -- own: one of a copy of the database may have taken its place.
 -- name: going (oids, pack_id)
-SELECT zoid FROM (SELECT o.zoid FROM {oids} o {garbage_of_o} WHERE g.goes = {goes_object} LIMIT 100) found
+SELECT zoid FROM (SELECT o.zoid FROM {oids} o {garbage_of_o} WHERE g.goes = {goes_object} {some}) found
 UNION ALL SELECT -1 FROM {relstore_sweep} WHERE NOT EXISTS (
     SELECT 1 FROM {relstore_pack} p CROSS JOIN {relstore_meta} m
     WHERE p.pack_id = $pack_id AND m.name = 'sweeping' AND m.value = p.token)
@@ -473,10 +489,10 @@ SELECT zoid FROM {relstore_garbage} WHERE pack_id < 0
 -- Which of these are not there, or deleted?
 -- name: missing (oids) [hp]
 SELECT o.zoid FROM {oids} o LEFT JOIN {current_object} c ON c.zoid = o.zoid
-    LEFT JOIN {object_state} s ON s.zoid = c.zoid AND s.tid = c.tid WHERE s.state IS NULL LIMIT 100
+    LEFT JOIN {object_state} s ON s.zoid = c.zoid AND s.tid = c.tid WHERE s.state IS NULL {some}
 
 -- name: missing (oids) [hf]
-SELECT o.zoid FROM {oids} o LEFT JOIN {object_state} s ON s.zoid = o.zoid WHERE s.state IS NULL LIMIT 100
+SELECT o.zoid FROM {oids} o LEFT JOIN {object_state} s ON s.zoid = o.zoid WHERE s.state IS NULL {some}
 
 -- What a sweep has removed, if that is still known.
 -- name: swept (number, oid, limit)
@@ -533,12 +549,12 @@ WHERE {after} AND s.zoid <= $upto_oid AND s.state IS NOT NULL AND {unknown} ORDE
 
 -- A page of revisions: the references as they came with the state, as they were found out later, and the state.
 -- name: known_references (oid, tid, upto_oid, limit) [hp]
-SELECT s.zoid, s.tid, {known}, r.refs, {if_small}
+SELECT s.zoid, s.tid, {known} AS refs, r.refs AS found, {if_small}
 FROM {object_state} s {found}
 WHERE {after} AND s.zoid <= $upto_oid AND s.state IS NOT NULL ORDER BY {by_revision} {limit}
 
 -- name: known_references (oid, upto_oid, limit) [hf]
-SELECT s.zoid, s.tid, {known}, r.refs, {if_small}
+SELECT s.zoid, s.tid, {known} AS refs, r.refs AS found, {if_small}
 FROM {object_state} s {found}
 WHERE {after} AND s.zoid <= $upto_oid AND s.state IS NOT NULL ORDER BY {by_revision} {limit}
 
