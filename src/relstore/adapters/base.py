@@ -12,7 +12,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from relstore.adapters.chunks import Chunks
 from relstore.adapters.commits.base import AnyCommit
@@ -77,7 +77,8 @@ class Adapter:
 
     It says: name, largest_state, space
 
-    It may say: message_size, loads_are_cheap, blob_chunk_bytes, pause, most_locks, site_locks, migration_lock
+    It may say: message_size, loads_are_cheap, blob_chunk_bytes, pause, most_locks, site_locks, migration_lock,
+        commits_ddl
     """
     name = ''
     commit_type: type[AnyCommit]
@@ -97,6 +98,8 @@ class Adapter:
     site_locks: Mapping[str, Lock] = {}
     # What does a migration lock, if others would wait for it?
     migration_lock: Lock | None = None
+    # Does each statement that changes tables commit by itself?
+    commits_ddl = False
     # What becomes of the space of removed rows, and how does the disk get it back?
     space = ''
 
@@ -162,7 +165,13 @@ class Adapter:
 
     def relations(self, session: Session) -> set[str]:
         """Return the names of the tables, views, functions and triggers that are there."""
-        return {name for name, in session.all(self.sql.relations)}
+        relations = {name for name, in session.all(self.sql.relations)}
+        if self.commits_ddl:    # then these count only if they are filled: their rows are the last to be written
+            if 'relstore_sweep' in relations and session.one(self.sql.has_sweep) is None:
+                relations.remove('relstore_sweep')
+            if 'relstore_meta' in relations and not self.new_meta(relations).keys() <= self.meta(session).keys():
+                relations.remove('relstore_meta')
+        return relations
 
     def columns(self, session: Session) -> dict[str, dict[str, str]]:
         """Return the columns of the tables that are there: by table, the type of each by name."""
@@ -373,10 +382,10 @@ class Adapter:
 
     # Phrases ------------------------------------------------------------------------------------------------------
 
-    def oid_list(self, oids: Iterable[int]) -> str:
+    def oid_list(self, oids: Iterable[int]) -> Any:
         """Return the value of the parameter in the macro {oids}."""
         return str([*oids])
 
-    def revision_list(self, revisions: Sequence[tuple[int, int]]) -> str:
+    def revision_list(self, revisions: Sequence[tuple[int, int]]) -> Any:
         """Return the value of the parameter in the macro {revisions}."""
         return json.dumps(revisions)

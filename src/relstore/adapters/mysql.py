@@ -48,6 +48,7 @@ class MySQLAdapter(Adapter):
     """A database of a server of MySQL or MariaDB."""
     name = 'mysql'
     commit_type = MySQLCommit
+    commits_ddl = True
     space = ('There is room for what is stored from now on. OPTIMIZE TABLE object_state gives it back to the disk; it '
              'needs as much again meanwhile.')
     largest_state = 2 ** 32 - 1     # the packet is smaller: see `stage`
@@ -182,15 +183,6 @@ class MySQLAdapter(Adapter):
             if table in ours:
                 raise ConfigurationError(f'{self} keeps the table {table} in {engine}; convert it (ALTER TABLE {table} '
                                          'ENGINE=InnoDB).')
-
-    def relations(self, session: Session) -> set[str]:
-        """relstore_meta and relstore_sweep count only if they are filled: their rows are the last to be written."""
-        relations = super().relations(session)
-        if 'relstore_sweep' in relations and session.one(self.sql.has_sweep) is None:
-            relations.remove('relstore_sweep')
-        if 'relstore_meta' in relations and not self.new_meta(relations).keys() <= self.meta(session).keys():
-            relations.remove('relstore_meta')
-        return relations
 
     @contextmanager
     def changing_schema(self, session: Session, patience: float) -> Iterator[None]:
