@@ -9,13 +9,16 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+# How a block of PL/SQL begins.
+BLOCK = 'BEGIN', 'DECLARE'
 PARAMETER = re.compile(r'\$([a-z][a-z0-9_]*)')
 
 
 class Statement(str):
     """named: the text with `$name` for each parameter. parameters: all names, in the order of the values.
 
-    placeholder: the driver's. order: for each placeholder in turn the index of its value in the signature; None if
+    placeholder: the driver's; a colon stands for `:p1`, `:p2` and so on, for each place another one, but in a block of
+    PL/SQL for each parameter. order: for each placeholder in turn the index of its value in the signature; None if
     nothing needs rearranging.
     """
     named: str
@@ -31,6 +34,12 @@ class Statement(str):
             if order and max(order) == len(parameters) - 1:     # SQLite can number its placeholders
                 order, form = None, '?{}'
             text = named
+        elif placeholder == ':':
+            text, form, numbers = named, ':p{}', list(range(len(places)))
+            if named.startswith(BLOCK):
+                once = tuple(dict.fromkeys(places))
+                order, numbers = once, [once.index(place) for place in places]
+            places = numbers
         else:       # a percent sign would be taken for a parameter
             text = named.replace('%', '%%')
         if parameters:

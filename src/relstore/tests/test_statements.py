@@ -164,6 +164,13 @@ class Texts(unittest.TestCase):
         [row] = sqlite3.connect(':memory:').execute(Statement('SELECT $tid, $oid, $tid', names), (1, 2))
         self.assertEqual(row, (2, 1, 2))
 
+    def test_with_names(self):
+        named, names = 'b = $tid OR a = $oid AND b > $tid', ('oid', 'tid')
+        statement = Statement(named, names, ':')
+        self.assertEqual((statement, statement.order), ('b = :p1 OR a = :p2 AND b > :p3', (1, 0, 1)))
+        block = Statement(f'BEGIN\n{named};\nEND;', names, ':')
+        self.assertEqual((block, block.order), ('BEGIN\nb = :p1 OR a = :p2 AND b > :p1;\nEND;', (1, 0)))
+
     def test_values_that_are_not_used(self):
         for named, values in ('b = $tid', [2]), ('1 = 1', []), ('a = $oid', [1]):
             for placeholder in '?', '%s':
