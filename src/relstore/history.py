@@ -41,7 +41,7 @@ def _undoable(database: Database, page: int) -> Iterator[dict[str, Any]]:
         for tid, user, description, extension in rows:
             yield _extension(extension) | {
                 'id': p64(tid), 'time': TimeStamp(p64(tid)).timeTime(),
-                'user_name': bytes(user), 'description': bytes(description)}
+                'user_name': bytes(user or b''), 'description': bytes(description or b'')}
         if len(rows) < page:
             return
         before, page = rows[-1][0], PAGE
