@@ -6,6 +6,7 @@
 #   for a minute by 16 processes. A quarter of an hour
 #   TESTS="-m test_pack_storm" with RELSTORE_PACK_SECONDS=600: links move while packs run, ten minutes on each database
 # make mysql   MySQL 9.7, which Debian has no package of: into var/mysql-9.7, for the tests that then run there too
+# make jars    H2 and a parser of Oracle's SQL, from Maven Central: into var/jars, for the tests of what is for Oracle
 # make bench   relstore beside its peers, with charts, in var/benchmarks
 #   ONLY="commit page"   some parts of: speed roundtrips reading commit occupancy page blobs convert pack memory shootout
 #   QUICK=1              small sizes, under two minutes      OUT=docs/benchmarks   another place for the page
@@ -37,13 +38,13 @@ PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check
 PEERS = RelStorage==4.3.0 ZEO zodbshootout==0.8.* pyperf==1.7.1 psycopg2-binary psycopg[binary] PyMySQL \
         pymemcache
 
-.PHONY: demo test unit slowest bench bench-zodbshootout soak crash lint style types layers servers mysql compiler clean FORCE
+.PHONY: demo test unit slowest bench bench-zodbshootout soak crash lint style types layers servers jars mysql compiler clean FORCE
 .DELETE_ON_ERROR:
 
 demo: .venv/demo
 	.venv/bin/relstore demo $(if $(DATA),--data '$(DATA)') $(if $(BLOBS),--blobs '$(BLOBS)')
 
-test: bin/test servers
+test: bin/test servers jars
 	bin/test -j $(JOBS) $(if $(RELSTORE_TEST_THOROUGH),-a 5) $(TESTS)
 
 unit: bin/test
@@ -125,6 +126,11 @@ servers:
 	@PATH="$$PATH:/usr/sbin" command -v pgbouncer >/dev/null || $(call apt,pgbouncer) || true
 	@PATH="$$PATH:/usr/sbin" command -v mariadbd >/dev/null || $(call apt,mariadb-server) || true
 	@command -v memcached >/dev/null || $(call apt,memcached) || true
+
+# Their absence does not stop the run either.
+jars:
+	@{ command -v java >/dev/null && command -v mvn >/dev/null; } || $(call apt,default-jre-headless maven) || true
+	@buildbot/fetch-jars || true
 
 mysql: var/mysql-9.7
 

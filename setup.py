@@ -14,6 +14,8 @@ EXTRAS = {
     'mysql': ['mysqlclient >= 2.2'],
     # Needs no compiler. What rsa brings, MySQL wants for passwords where the connection is not encrypted.
     'pymysql': ['PyMySQL[rsa] >= 1.2'],
+    # In its thin mode it needs no client library.
+    'oracle': ['oracledb >= 2'],
     # In Python alone. pylibmc does as well, but a broken answer can break its C library and with it the process.
     'memcached': ['pymemcache >= 4'],
     # Blobs in S3, or what speaks as it does. Other object storages need what fsspec needs for them.
@@ -30,6 +32,10 @@ EXTRAS['test'] = [
     'zope.testrunner >= 6',
     *EXTRAS['psycopg'],
     *EXTRAS['pymysql'],  # mysqlclient likewise is there or not
+    *EXTRAS['oracle'],
+    # What is written for Oracle: it is parsed, and run in Java, where H2 stands in.
+    'sqlglot >= 25',
+    'JPype1 >= 1.5',
     *EXTRAS['memcached'],
     # Its makers publish wheels for these alone; elsewhere it is there or not.
     'pylibmc >= 1.6 ; python_version < "3.12" and sys_platform == "linux" and platform_machine == "x86_64"',

@@ -33,7 +33,7 @@ from relstore.sessions.drivers import find_driver
 from relstore.sessions.mysql_drivers import TLS_MODES
 
 if TYPE_CHECKING:
-    from relstore.adapters.addresses import MySQL, PostgreSQL, SQLite
+    from relstore.adapters.addresses import MySQL, Oracle, PostgreSQL, SQLite
     from relstore.storage import RelStore
 
 logger = logging.getLogger('relstore')
@@ -41,11 +41,13 @@ logger = logging.getLogger('relstore')
 # What the option `driver` may name. Ours come first, the default before the others.
 POSTGRESQL_DRIVERS = ('psycopg', 'psycopg2')
 MYSQL_DRIVERS = ('mysqlclient', 'pymysql')
+ORACLE_DRIVERS = ('oracledb', 'cx_Oracle')
 SQLITE_DRIVERS = ('sqlite3',)
 # RelStorage's; in their place the default is used.
 FORMER_POSTGRESQL_DRIVERS = ('auto', 'gevent psycopg2', 'psycopg2cffi', 'pg8000', 'py-postgresql')
 FORMER_MYSQL_DRIVERS = ('auto', 'gevent mysqldb', 'mysql connector/python', 'py mysql connector/python',
                         'c mysql connector/python')
+FORMER_ORACLE_DRIVERS = ('auto',)
 FORMER_SQLITE_DRIVERS = ('auto', 'gevent sqlite3')
 
 
@@ -95,6 +97,16 @@ class MySQLSection(BaseConfig):
             connect_timeout=config.connect_timeout, compress=config.compress,
             read_default_file=config.read_default_file, read_default_group=config.read_default_group,
             ssl_mode=config.ssl_mode, ssl_ca=config.ssl_ca, ssl_cert=config.ssl_cert, ssl_key=config.ssl_key)
+
+
+class OracleSection(BaseConfig):
+    """A section <oracle>."""
+
+    def open(self) -> 'Oracle':
+        """Return the address."""
+        from relstore.adapters.addresses import Oracle
+        config = self.config
+        return Oracle(config.user, config.password, config.dsn, driver=_available(config.driver, ORACLE_DRIVERS))
 
 
 class SQLiteSection(BaseConfig):
@@ -236,13 +248,18 @@ def ssl_mode(text: str) -> str:
     return mode
 
 
+def oracle_driver(text: str) -> str:
+    """Return the name of a driver for Oracle, however it is capitalized."""
+    return _driver('cx_Oracle' if text.lower() == 'cx_oracle' else text, ORACLE_DRIVERS, FORMER_ORACLE_DRIVERS)
+
+
 def sqlite_driver(text: str) -> str:
     """Return the name of a driver for SQLite, ours or RelStorage's."""
     return _driver(text, SQLITE_DRIVERS, FORMER_SQLITE_DRIVERS)
 
 
 def _driver(text: str, ours: tuple[str, ...], former: tuple[str, ...]) -> str:
-    name = ' '.join(text.lower().split())
+    name = text if text in ours else ' '.join(text.lower().split())
     if name in former:
         return name
     try:

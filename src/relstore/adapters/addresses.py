@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from relstore.adapters.base import Adapter
 from relstore.adapters.mysql import MySQLAdapter
 from relstore.adapters.mysql_server import Server
+from relstore.adapters.oracle import OracleAdapter
 from relstore.adapters.postgresql import PostgreSQLAdapter
 from relstore.adapters.sqlite import SQLiteAdapter
 from relstore.errors import ConfigurationError, DatabaseError, Disconnected
@@ -144,6 +145,35 @@ class MySQL(Address):
             where = self.settings.get('unix_socket') or self.settings.get('host', 'localhost')
             raise ConfigurationError(f'The database {self.db} cannot be reached at {where}: {e}; check that the '
                                      'server runs, and db, host, port, unix_socket, user and passwd.') from e
+
+
+class Oracle(Address):
+    """The tables of the user `user` in a database of Oracle.
+
+    dsn: host:port/service, a name in tnsnames.ora, or a descriptor. driver: oracledb or cx_Oracle.
+    """
+
+    def __init__(self, user: str, password: str, dsn: str, driver: str = 'oracledb'):
+        self.dsn = dsn
+        self.driver = find_driver(driver, 'oracledb', 'cx_Oracle')
+        self.settings = {'user': user, 'password': password, 'dsn': dsn}
+
+    def unseen(self, keep_history: bool, read_only: bool = False) -> OracleAdapter:
+        return OracleAdapter(self, keep_history, read_only)
+
+    def session(self) -> Session:
+        return Session(self.driver, self.settings)
+
+    def first_session(self) -> Session:
+        """Return a session. ConfigurationError: the settings do not lead to a database."""
+        self.driver.load()
+        try:
+            return self.session()
+        except (ConfigurationError, DatabaseError, Disconnected) as e:
+            if e.__cause__ is None:
+                raise
+            raise ConfigurationError(f'Oracle cannot be reached at {self.dsn}: {e}; check that the listener and the '
+                                     'database run, and user, password and dsn.') from e
 
 
 class SQLite(Address):

@@ -118,8 +118,15 @@ class Chunks:
         POSKeyError, while it is read: it is gone, or a chunk is missing: what was yielded is not all.
         """
         most = min(PIECE_BYTES, self.longest_row)
-        rows = session.all(self._adapter.sql.chunk_rows, (oid, tid, 0, 1, most // FIRST, FIRST))
+        rows = self._rows(session, oid, tid, 0, 1, most // FIRST, FIRST)
         return Data(recorded(rows[0][4:]), self._pieces(session, oid, tid, rows, most)) if rows else None
+
+    def _rows(self, session: Session, oid: int, tid: int, number: int, start: int, size: int, limit: int) -> list[Row]:
+        """Return rows of chunks: (number of the last, its own, length, the first `size` bytes, size, digest).
+
+        Of the chunk with this number the bytes from `start` on, which counts from 1.
+        """
+        return session.all(self._adapter.sql.chunk_rows, (oid, tid, number, start, size, limit))
 
     def _pieces(self, session: Session, oid: int, tid: int, rows: list[Row], most: int) -> Iterator[bytes]:
         """rows: the first. most: bytes that are asked for at a time."""
@@ -139,9 +146,22 @@ class Chunks:
             if number > last:
                 return
             limit = max(most // longest, 1)
-            rows = session.all(self._adapter.sql.chunk_rows, (oid, tid, number, start, most // limit, limit))
+            rows = self._rows(session, oid, tid, number, start, most // limit, limit)
             if not rows:
                 raise _missing(oid, tid, number)
+
+
+class ChunksOnOracle(Chunks):
+    """Of a chunk that is longer than a piece, as RelStorage's may be, parts are read by its locator, one at a time."""
+
+    def _rows(self, session: Session, oid: int, tid: int, number: int, start: int, size: int, limit: int) -> list[Row]:
+        rows = super()._rows(session, oid, tid, number, start, size, limit)
+        for place, (last, found, length, piece, *record) in enumerate(rows):
+            if piece is None and length:
+                first = start if found == number else 1
+                piece = session.read_part(self._adapter.sql.long_chunk, (oid, tid, found), first, size)
+                return [*rows[:place], (last, found, length, piece, *record)]
+        return rows
 
 
 def recorded(row: Sequence[Any]) -> Record | None:

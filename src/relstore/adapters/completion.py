@@ -33,7 +33,7 @@ OPTIONAL = {'is_empty', 'refs', 'data_tid', 'refs_tid'}
 # Columns that both history modes have, and one that only history-preserving databases have.
 OBJECT_STATE, WITH_HISTORY = {'zoid', 'tid', 'state_size', 'state'}, 'prev_tid'
 
-_TABLE = re.compile(r'\bCREATE (?:\w+ )?TABLE (?:IF NOT EXISTS )?\S+ \(')
+_TABLE = re.compile(r'\bCREATE (?:\w+ ){0,2}TABLE (?:IF NOT EXISTS )?\S+ \(')
 _NO_COLUMN = {'CONSTRAINT', 'PRIMARY', 'FOREIGN', 'INDEX'}
 
 
@@ -234,4 +234,5 @@ def columns_of(ddl: str) -> set[str]:
     text, count = ddl[found.end():], 1
     while count:
         text, count = re.subn(r'\([^()]*\)', '', text)      # innermost first, until only the table's own are left
-    return {item.split()[0] for item in text.partition(')')[0].split(',')} - _NO_COLUMN
+    names = {item.split()[0] for item in text.partition(')')[0].split(',')} - _NO_COLUMN
+    return {name.strip('"').lower() for name in names}

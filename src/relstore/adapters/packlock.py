@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from relstore.adapters.numbers import PACK_LOCK
-from relstore.errors import ConfigurationError, DatabaseError, Unavailable
+from relstore.errors import ConfigurationError, DatabaseError, LockTimeout, Unavailable
 
 if TYPE_CHECKING:
     from relstore.adapters.base import Adapter
@@ -86,6 +86,28 @@ class PackLockOnMySQL(PackLock):
             return None
         rows = session.all(self._adapter.sql.pack_holder)
         return ', '.join(f'connection {number} ({who})' for number, who in rows) or 'another connection'
+
+
+class PackLockOnOracle(PackLock):
+    """RelStorage's: a lock of a table. It ends with its transaction, so it has a session of its own beside this one."""
+
+    def take(self, session: Session) -> str | None:
+        adapter = self._adapter
+        own = adapter.bare_session()
+        try:
+            own.run(adapter.sql.begin_write)
+            own.run(adapter.sql.lock_pack)
+        except LockTimeout:
+            own.close()
+            return 'another session'
+        except BaseException:
+            own.close()
+            raise
+        session.keep(own)
+        return None
+
+    def _stay(self, session: Session) -> None:
+        """A session may be idle for as long as the user's profile lets it."""
 
 
 class PackLockOnSQLite(PackLock):

@@ -102,6 +102,8 @@ _MYSQL: dict[str, Needs] = {
         ('TABLE', 'relstore_commit'): 'INSERT, UPDATE, DELETE'},
     PACK: _WRITTEN[PACK]}
 
+_ORACLE = 'CREATE SESSION', 'CREATE TABLE', 'CREATE VIEW', 'CREATE SEQUENCE'
+
 # MySQL and MariaDB: a statement that fails without the right, and changes nothing. These are no statements of their
 # own in sql/, because they are made for each table, with its name and a column of it.
 _TRIALS = {
@@ -271,6 +273,17 @@ class RightsOnMySQL(Rights):
         return [(right, _TRIALS[right.privilege].format(table=table, column=columns.get(table)))
                 for right in self.needed(purpose)
                 for table in ([right.name] if right.name else columns if right.privilege == 'SELECT' else [''])]
+
+
+class RightsOnOracle(Rights):
+    """The tables belong to the user that a site connects as; what a user owns needs no grants."""
+
+    def grants(self, database: str, user: str, owner: str) -> str:
+        return '\n'.join([
+            *_wrapped(f'-- {TELLS[CREATE]}, as a DBA. All else is done with tables of its own:', '-- '),
+            f'GRANT {", ".join(_ORACLE)} TO {user};',
+            '-- Room for them, in the tablespace of the user:',
+            f'ALTER USER {user} QUOTA UNLIMITED ON users;']) + '\n'
 
 
 def _tags(keep_history: bool, product: str = '') -> tuple[str, ...]:

@@ -67,14 +67,14 @@ class Statements:
         for filename in filenames:
             for name, section in sections(filename, keep_history).items():
                 earlier = self._found.get(name)
-                self._found[name] = Section(section.parameters, section.text.format_map(macros).strip())
+                self._found[name] = Section(section.parameters, macros.filled(section.text).strip())
                 _check(name, self._found[name], earlier)
         for name, section in self._found.items():
             setattr(self, name, _statement(section.text, section.parameters, placeholder))
 
     def expanded(self, texts: Mapping[str, str]) -> dict[str, str]:
         """Return other texts (DDL) with the tables and macros of this database."""
-        return {name: text.format_map(self._macros) for name, text in texts.items()}
+        return {name: self._macros.filled(text) for name, text in texts.items()}
 
     if TYPE_CHECKING:
         def __getattr__(self, name: str) -> Statement: ...
@@ -105,6 +105,10 @@ class Tables(dict[str, str]):
         self._prefix, self._reserved, self._texts = prefix, reserved, MACROS | macros
         super().__init__()
 
+    def filled(self, text: str) -> str:
+        """Return the SQL of a text."""
+        return text.format_map(self)
+
     def learn(self, macros: Mapping[str, str]) -> None:
         """Add the macros of the SQL files. Those of the adapter take precedence."""
         self._texts = {**macros, **self._texts}
@@ -114,3 +118,14 @@ class Tables(dict[str, str]):
             self[name] = self._texts[name].format_map(self)
             return self[name]
         return self._prefix + (f'"{name}"' if name in self._reserved else name)
+
+
+class TablesOnOracle(Tables):
+    """Two columns have names that Oracle reserves: they are quoted, as what it makes of a name that is not.
+
+    A keyword or a type is written in capitals, so it is no column.
+    """
+    _COLUMN = re.compile(r'(?<![$\w])(size|number)(?!\w)')
+
+    def filled(self, text: str) -> str:
+        return self._COLUMN.sub(lambda name: f'"{name[0].upper()}"', super().filled(text))

@@ -4,7 +4,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Mapping
 
-from relstore.adapters.addresses import MySQL, PostgreSQL, SQLite
+from relstore.adapters.addresses import MySQL, Oracle, PostgreSQL, SQLite
 from relstore.adapters.base import Adapter
 from relstore.adapters.migrations import VERSION, sections
 from relstore.adapters.mysql_server import Server
@@ -25,6 +25,10 @@ def _sqlite(schema: str | None, keeps: bool) -> dict[str, Adapter]:
     return {'': SQLite('.').unseen(keeps)}
 
 
+def _oracle(schema: str | None, keeps: bool) -> dict[str, Adapter]:
+    return {'': Oracle('', '', '').unseen(keeps)}
+
+
 def _mysql(schema: str | None, keeps: bool, product: str = 'MySQL') -> dict[str, Adapter]:
     """The server is assumed to have all variables that matter."""
     usual = Server(product, variables=SETTINGS)
@@ -37,7 +41,7 @@ def _mysql(schema: str | None, keeps: bool, product: str = 'MySQL') -> dict[str,
 
 # (schema, whether history is kept) -> adapters, by where they send something else than the first.
 DATABASES: dict[str, Callable[[str | None, bool], dict[str, Adapter]]] = {
-    'postgresql': _postgresql, 'sqlite': _sqlite, 'mysql': _mysql,
+    'postgresql': _postgresql, 'oracle': _oracle, 'sqlite': _sqlite, 'mysql': _mysql,
     'mariadb': lambda schema, keeps: _mysql(schema, keeps, 'MariaDB')}
 # What is sent on behalf of no adapter. (psycopg2 also prepares statements by PREPARE, and sends these by EXECUTE.)
 OF_SESSIONS = [('rollback', ROLLBACK)]

@@ -23,6 +23,10 @@ def _no_copy(connection: Any, sql: str, chunks: Iterable[bytes]) -> None:
     raise NotImplementedError('This driver knows no COPY')
 
 
+def _no_part(connection: Any, sql: str, parameters: Sequence[Any], start: int, size: int) -> bytes | None:
+    raise NotImplementedError('This driver knows no locators of large objects')
+
+
 @dataclass(frozen=True)
 class Driver:
     name: str                               # as in the option `driver`
@@ -45,6 +49,8 @@ class Driver:
     prepare: Callable[[Any, Iterable[Statement]], dict[str, str]] = _no_plans
     # (connection, COPY .. FROM STDIN, its data)
     copy_in: Callable[[Any, str, Iterable[bytes]], None] = _no_copy
+    # (connection, a statement that selects a large object, its parameters, start from 1, size) -> that part, or None
+    read_part: Callable[[Any, str, Sequence[Any], int, int], bytes | None] = _no_part
     # (module): would one choose it, as it is installed?
     fit: Callable[[ModuleType], bool] = lambda module: True
     # (bytes) -> their length in the text of a statement, if they are sent in that

@@ -1,10 +1,11 @@
 """The DB-API modules that can be used: one Driver each, imported only when it is used."""
 from relstore.errors import ConfigurationError
-from relstore.sessions import mysql_drivers, postgresql_drivers, sqlite_driver
+from relstore.sessions import mysql_drivers, oracle_drivers, postgresql_drivers, sqlite_driver
 from relstore.sessions.driver import Driver
 
 DRIVERS = {driver.name: driver for driver in (
-    *sqlite_driver.DRIVERS, *postgresql_drivers.DRIVERS, *mysql_drivers.DRIVERS)}
+    *sqlite_driver.DRIVERS, *postgresql_drivers.DRIVERS, *mysql_drivers.DRIVERS,
+    *oracle_drivers.DRIVERS)}
 
 
 def find_driver(name: str, *choices: str) -> Driver:

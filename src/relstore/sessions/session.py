@@ -3,6 +3,8 @@
 Sessions run in autocommit: there is a transaction only after an explicit BEGIN. Nothing relies on settings made by an
 earlier statement, so any session can serve any caller, even behind pgbouncer in transaction mode.
 """
+from __future__ import annotations
+
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from typing import IO, Any, TypeVar
@@ -42,7 +44,7 @@ class Session:
         self._instead: dict[str, str] = {}
         # A random number, for an adapter that leaves a row in the database for each session.
         self.key = secrets.randbits(62)
-        self._kept: list[IO[Any]] = []
+        self._kept: list[IO[Any] | Session] = []
         self._connection = self._do(driver.connect, module, *arguments)
         self._cursor = self._connection.cursor
         self._fetch = driver.fetch
@@ -145,6 +147,10 @@ class Session:
         """Run a COPY .. FROM STDIN with these data."""
         self._do(self._driver.copy_in, self._connection, sql, chunks)
 
+    def read_part(self, sql: str, parameters: Sequence[Any], start: int, size: int) -> bytes | None:
+        """Return a part of the one large object that a statement selects, the first byte being 1; None: no row."""
+        return self._do(self._driver.read_part, self._connection, sql, arranged(sql, parameters), start, size)
+
     @property
     def in_transaction(self) -> bool:
         """As far as the driver knows: the server is not asked."""
@@ -178,7 +184,7 @@ class Session:
         """Have the pool close this session when it is given back."""
         self.era = -1
 
-    def keep(self, thing: IO[Any]) -> None:
+    def keep(self, thing: IO[Any] | Session) -> None:
         """Close `thing` when this session is closed."""
         self._kept.append(thing)
 

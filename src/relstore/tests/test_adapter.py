@@ -10,6 +10,7 @@ from ZODB.utils import z64
 import relstore
 from relstore.adapters.base import Adapter
 from relstore.adapters.mysql import MySQLAdapter
+from relstore.adapters.oracle import OracleAdapter
 from relstore.adapters.packlock import PackLock
 from relstore.adapters.postgresql import PostgreSQLAdapter
 from relstore.adapters.sqlite import SQLiteAdapter
@@ -18,7 +19,7 @@ from relstore.tests.support.backends import cases
 from relstore.tests.support.commits import commit
 from relstore.tests.support.records import state
 
-DATABASES = PostgreSQLAdapter, MySQLAdapter, SQLiteAdapter
+DATABASES = PostgreSQLAdapter, MySQLAdapter, OracleAdapter, SQLiteAdapter
 # Called only where another one is overridden.
 WITH_ANOTHER = {'send_again'}
 
@@ -73,7 +74,7 @@ class Lists(unittest.TestCase):
             self.assertEqual(sorted(set(names)), sorted(names), what)
 
     def test_each_has_a_lock_of_packs(self):
-        for address in relstore.PostgreSQL(''), relstore.MySQL(''), relstore.SQLite('.'):
+        for address in relstore.PostgreSQL(''), relstore.MySQL(''), relstore.Oracle('', '', ''), relstore.SQLite('.'):
             lock = address.unseen(keep_history=True).pack_lock
             self.assertIsNot(type(lock).take, PackLock.take, lock)
 
