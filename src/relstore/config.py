@@ -59,7 +59,7 @@ class StorageSection(BaseConfig):
         if len(config.adapters) != 1:
             raise ZConfig.ConfigurationError(
                 f'A <{config.getSectionType()}> section needs exactly one section that names its database, '
-                f'<postgresql>, <mysql> or <sqlite3>; here it has {len(config.adapters)}.')
+                f'<postgresql>, <mysql>, <oracle> or <sqlite3>; here it has {len(config.adapters)}.')
         with _told_by_zconfig():
             Options.from_section(config, warn=False)
 

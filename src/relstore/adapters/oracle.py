@@ -128,11 +128,20 @@ class OracleAdapter(Adapter):
             self.reserve_oids(session, used)
 
     def _forget_commits(self, session: Session) -> None:
-        session.run(self.sql.begin_write)
-        try:
+        with self._transaction(session):
             old = [key for key, in session.all(self.sql.old_commits)]
             if old:
                 session.run(self.sql.forget_commits, (self.oid_list(old),))
+
+    @contextmanager
+    def _transaction(self, session: Session) -> Iterator[None]:
+        """A transaction, unless there is one: then its end is somebody else's business."""
+        if session.in_transaction:
+            yield
+            return
+        session.run(self.sql.begin_write)
+        try:
+            yield
             session.run('COMMIT')
         finally:
             session.rollback()
@@ -156,23 +165,17 @@ class OracleAdapter(Adapter):
 
         To do so commits, so it is done in a transaction of its own; the lock is one of the session's.
         """
-        sql, begun = self.sql, session.in_transaction
-        if not begun:
-            session.run(sql.begin_write)
-        try:
-            session.all(sql.lock_oids)
-            [[following]] = session.all(sql.last_number)
-            session.run(sql.restart_oids, (max(-(-oid // 16) + 1, following),))
-            if not begun:
-                session.run('COMMIT')
-        finally:
-            if not begun:
-                session.rollback()
+        with self._transaction(session):
+            session.all(self.sql.lock_oids)
+            [[following]] = session.all(self.sql.last_number)
+            session.run(self.sql.restart_oids, (max(-(-oid // 16) + 1, following),))
 
     # Pack ---------------------------------------------------------------------------------------------------------
 
     def save_references(self, session: Session, rows: Sequence[tuple[int, int, bytes]]) -> None:
-        super().save_references(session, [(oid, tid, refs or NONE_REFERRED) for oid, tid, refs in rows])
+        with self._transaction(session):
+            session.many(self.sql.forget_references, [(oid, tid) for oid, tid, _ in rows])
+            session.many(self.sql.save_references, [(oid, tid, refs or NONE_REFERRED) for oid, tid, refs in rows])
 
     def lock_votes(self, session: Session, timeout: float) -> None:
         session.run(waiting(self.sql.lock_votes, timeout))

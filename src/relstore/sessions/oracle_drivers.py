@@ -33,8 +33,8 @@ _ORA_CODES: dict[type[Exception], tuple[int, ...]] = {
     Deadlock: (60, 8177),
     # NOWAIT; a lock of a definition; WAIT
     LockTimeout: (54, 4021, 30006),
-    # interrupted; over a limit of connections or processes; a snapshot that is too old; starting or stopping
-    Unavailable: (1013, 18, 20, 1555, 2391, 12516, 12518, 12519, 12520, 22924),
+    # interrupted; over a limit of connections or processes; what a block looks for is gone; a snapshot that is too old
+    Unavailable: (1013, 18, 20, 1403, 1555, 2391, 12516, 12518, 12519, 12520, 22924),
     # shut down, killed or lost; starting or stopping; no listener; a host that does not answer; or read-only, or a
     # standby: another server may serve by now
     Disconnected: (22, 28, 31, 45, 378, 600, 603, 609, 1012, 1033, 1034, 1041, 1089, 1090, 1092, 2396, 3113, 3114, 3135,
@@ -252,7 +252,10 @@ def _read_part(connection: Any, sql: str, parameters: Sequence[Any], start: int,
     cursor.outputtypehandler = _as_locator
     cursor.execute(sql, list(parameters))
     row = cursor.fetchone()
-    return None if row is None else row[0].read(start, size)
+    if row is None:
+        return None
+    # An application may have told the driver to return none (defaults.fetch_lobs).
+    return row[0].read(start, size) if hasattr(row[0], 'read') else row[0][start - 1:start - 1 + size]
 
 
 def _as_locator(cursor: Any, *column: Any) -> None:

@@ -179,7 +179,7 @@ class RefusalTests(unittest.TestCase):
                     self.assertEqual(
                         self.refusal(*adapters, section=section),
                         f'A <{section}> section needs exactly one section that names its database, '
-                        f'<postgresql>, <mysql> or <sqlite3>; here it has {count}.')
+                        f'<postgresql>, <mysql>, <oracle> or <sqlite3>; here it has {count}.')
 
     def test_unknown_drivers_name_the_choices(self):
         self.assertRegex(self.refusal('<postgresql>', 'driver oracledb', '</postgresql>'),
@@ -250,6 +250,32 @@ class PostgreSQLTests(unittest.TestCase):
         factory = parse_adapter('<postgresql>', 'driver auto', '</postgresql>')
         with self.assertNoLogs('relstore'):
             factory.open()
+
+
+class OracleTests(unittest.TestCase):
+
+    def address(self, *lines):
+        return parse_adapter('<oracle>', *lines, '</oracle>').open()
+
+    def test_relstorages_keys(self):
+        address = self.address('user zope', 'password se cret', 'dsn db.example.com:1521/pdb')
+        self.assertEqual(address.settings, {'user': 'zope', 'password': 'se cret', 'dsn': 'db.example.com:1521/pdb'})
+        self.assertEqual(address.driver.name, 'oracledb')
+
+    def test_drivers(self):
+        needed = 'user zope', 'password x', 'dsn x'
+        for line, name in ('driver cx_Oracle', 'cx_Oracle'), ('driver CX_ORACLE', 'cx_Oracle'), (
+                'driver auto', 'oracledb'), ('driver OracleDB', 'oracledb'):
+            with self.subTest(line):
+                self.assertEqual(self.address(*needed, line).driver.name, name)
+        with self.assertRaisesRegex(ZConfig.ConfigurationError, "'oci'.*oracledb, cx_Oracle"):
+            self.address(*needed, 'driver oci')
+
+    def test_what_is_needed(self):
+        for key in 'user', 'password', 'dsn':
+            lines = [f'{name} x' for name in ('user', 'password', 'dsn') if name != key]
+            with self.subTest(key), self.assertRaisesRegex(ZConfig.ConfigurationError, key):
+                self.address(*lines)
 
 
 class MySQLTests(unittest.TestCase):

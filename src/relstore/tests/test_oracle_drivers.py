@@ -35,6 +35,7 @@ SAID = {
     54: ('resource busy and acquire with NOWAIT specified or timeout expired', LockTimeout),
     30006: ('resource busy; acquire with WAIT timeout expired', LockTimeout),
     1013: ('user requested cancel of current operation', Unavailable),
+    1403: ('no data found', Unavailable),
     1555: ('snapshot too old: rollback segment number 3 with name "_SYSSMU3$" too small', Unavailable),
     18: ('maximum number of sessions exceeded', Unavailable),
     20: ('maximum number of processes (150) exceeded', Unavailable),

@@ -494,15 +494,22 @@ END;
 
 -- Packing ------------------------------------------------------------------------------------------------------
 
--- name: save_references (oid, tid, refs) [hp]
-INSERT /*+ IGNORE_ROW_ON_DUPKEY_INDEX({relstore_refs} (zoid, tid)) */ INTO {relstore_refs} (zoid, tid, refs)
-SELECT g.zoid, $tid, $refs FROM (SELECT CAST($oid AS NUMBER(20)) AS zoid FROM dual) g
-WHERE NOT EXISTS (SELECT 1 FROM {relstore_refs} x WHERE x.zoid = g.zoid AND x.tid = $tid)
+-- A large object is sent in VALUES alone, as a value: so a row takes the place of another by two statements.
+-- name: forget_references (oid, tid) [hp]
+DELETE FROM {relstore_refs} WHERE zoid = $oid AND tid = $tid
 
--- name: save_references (oid, tid, refs) [hf]
-MERGE INTO {relstore_refs} r USING (SELECT CAST($oid AS NUMBER(20)) AS zoid FROM dual) g ON (r.zoid = g.zoid)
-WHEN MATCHED THEN UPDATE SET tid = $tid, refs = $refs
-WHEN NOT MATCHED THEN INSERT (zoid, tid, refs) VALUES (g.zoid, $tid, $refs)
+-- name: forget_references (oid, tid) [hf]
+DELETE FROM {relstore_refs} WHERE zoid = $oid
+
+-- name: save_references (oid, tid, refs)
+INSERT /*+ IGNORE_ROW_ON_DUPKEY_INDEX({relstore_refs} ({key_of_refs})) */ INTO {relstore_refs} (zoid, tid, refs)
+VALUES ($oid, $tid, $refs)
+
+-- macro: key_of_refs [hp]
+zoid, tid
+
+-- macro: key_of_refs [hf]
+zoid
 
 -- name: add_garbage (pack_id, oid, tid, since, goes)
 INSERT INTO {relstore_garbage} (pack_id, zoid, tid, since, goes) VALUES ($pack_id, $oid, $tid, $since, $goes)

@@ -2,8 +2,8 @@
 
     RELSTORE_TEST_ORACLE=oracle://system:password@db.example.com:1521/service make test
 
-The user there must be allowed to create users and to grant what they need. Each database of a test is a user of its own,
-which is made for that test and dropped after it; nothing else is touched.
+The user there must be allowed to create users and to grant what they need. Each database of a test is a user of its
+own, which is made for that test and dropped after it; nothing else is touched.
 """
 import itertools
 import os
