@@ -8,8 +8,8 @@ commit by themselves. The empty string is NULL: see oracle_drivers.py.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from relstore.adapters.base import Adapter, PerhapsPolled, Swept
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from relstore.adapters.addresses import Oracle as Address
 
 OLDEST_VERSION = 19
+EXISTS = 'ORA-00955'
 
 
 class OracleAdapter(Adapter):
@@ -42,12 +43,12 @@ class OracleAdapter(Adapter):
         **dict.fromkeys(('blob_chunk', 'relstore_blob'), Lock(
             'object_state', 'a shared lock of the table, for the reference', 'everybody who writes', False))}
 
-    def __init__(self, address: Address, keep_history: bool, read_only: bool, **macros: str):
+    def __init__(self, address: Address, keep_history: bool, read_only: bool, macros: Mapping[str, Any] | None = None):
         super().__init__(keep_history, read_only)
         self.rights, self.pack_lock, self.chunks = RightsOnOracle(self), PackLockOnOracle(self), ChunksOnOracle(self)
         self._address = address
         self.sql = Statements('common.sql', 'oracle.sql', keep_history=keep_history,
-                              macros=TablesOnOracle(**macros), placeholder=':')
+                              macros=TablesOnOracle(**macros or {}), placeholder=':')
 
     def __str__(self) -> str:
         return f'The Oracle database {self._address.dsn}'
@@ -111,6 +112,14 @@ class OracleAdapter(Adapter):
         finally:
             guard.close()
 
+    def define(self, session: Session, statement: str) -> None:
+        """Leave alone what is there: it was made by who was interrupted before the rest."""
+        try:
+            session.run(statement)
+        except DatabaseError as e:
+            if EXISTS not in str(e):
+                raise
+
     def table_holders(self, session: Session, table: str, readers: bool) -> str:
         """To see who it is takes rights that no site needs."""
         return 'another session'
@@ -163,18 +172,20 @@ class OracleAdapter(Adapter):
     def reserve_oids(self, session: Session, oid: int) -> None:
         """Restart the sequence, even if it is ahead: each instance of a cluster may keep numbers for later.
 
-        To do so commits, so it is done in a transaction of its own; the lock is one of the session's.
+        To do so commits. So it has a transaction of its own, and the lock another, in another session than this one:
+        which may have voted, and would keep it until it has ended.
         """
-        with self._transaction(session):
-            session.all(self.sql.lock_oids)
-            [[following]] = session.all(self.sql.last_number)
-            session.run(self.sql.restart_oids, (max(-(-oid // 16) + 1, following),))
+        with closing(self.bare_session()) as own, self._transaction(own):
+            own.all(self.sql.lock_oids)
+            [[following]] = own.all(self.sql.last_number)
+            own.run(self.sql.restart_oids, (max(-(-oid // 16) + 1, following),))
 
     # Pack ---------------------------------------------------------------------------------------------------------
 
     def save_references(self, session: Session, rows: Sequence[tuple[int, int, bytes]]) -> None:
         with self._transaction(session):
-            session.many(self.sql.forget_references, [(oid, tid) for oid, tid, _ in rows])
+            session.many(self.sql.forget_references, [
+                (oid, tid) if self.keep_history else (oid,) for oid, tid, _ in rows])
             session.many(self.sql.save_references, [(oid, tid, refs or NONE_REFERRED) for oid, tid, refs in rows])
 
     def lock_votes(self, session: Session, timeout: float) -> None:

@@ -201,7 +201,7 @@ class Locks(Suite):
 
     def test_nothing_is_left_of_what_was_staged(self):
         """The next transaction of the session would write it, too."""
-        storage = self.opened('other', pool_size=1)
+        storage = self.opened('other')
         txn = voted(storage, (p64(1), z64, state(1)))
         storage.tpc_abort(txn)
         commit(storage, (p64(2), z64, state(2)))
@@ -223,8 +223,7 @@ class Oids(Suite):
     def test_a_transaction_that_brings_one_along_is_whole(self):
         """To change the counter commits, but not what was voted for."""
         txn = voted(self.storage, (p64(10 ** 6), z64, state(1)))
-        with self.opened() as other:
-            self.assertEqual(len(list(other.iterator())), 0)
+        self.assertEqual(len(list(self.opened().iterator())), 0)
         self.storage.tpc_abort(txn)
         self.assertEqual(len(list(self.storage.iterator())), 0)
 

@@ -498,7 +498,7 @@ END;
 -- name: forget_references (oid, tid) [hp]
 DELETE FROM {relstore_refs} WHERE zoid = $oid AND tid = $tid
 
--- name: forget_references (oid, tid) [hf]
+-- name: forget_references (oid) [hf]
 DELETE FROM {relstore_refs} WHERE zoid = $oid
 
 -- name: save_references (oid, tid, refs)

@@ -345,7 +345,7 @@ class H2(relstore.Oracle):
         self.settings = {'dsn': name, 'statements': [*self.unseen(True).staging().values()]}
 
     def unseen(self, keep_history: bool, read_only: bool = False) -> H2Adapter:
-        return H2Adapter(self, keep_history, read_only, **MACROS)
+        return H2Adapter(self, keep_history, read_only, MACROS)
 
 
 def drop(name: str) -> None:
