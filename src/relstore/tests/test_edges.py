@@ -25,6 +25,7 @@ from relstore.tests.support.backends import (
     PostgreSQLBackend,
     cases,
 )
+from relstore.tests.support.oracle_backends import ORACLE
 from relstore.tests.support.records import state
 from relstore.tests.support.storage_suite import FIRST_TID, Suite
 
@@ -41,7 +42,8 @@ class Edges(Suite):
     def test_states_of_any_kind(self):
         """Bytes in, the same bytes out: a storage around this one may have changed them in any way."""
         states = [
-            b'', b'\0', b"'%s' {} ? \\x00 $1", bytes(range(256)), random.Random(1).randbytes(70_000), '✓'.encode()]
+            b'\0', b"'%s' {} ? \\x00 $1", bytes(range(256)), random.Random(1).randbytes(70_000), '✓'.encode()]
+        states += [b''] if self.takes_empty_records else []
         oids = [p64(n + 1) for n in range(len(states))]
         self.commit(*[lambda txn, oid=oid, data=data: self.storage.store(oid, z64, data, '', txn)
                       for oid, data in zip(oids, states, strict=True)])
@@ -293,5 +295,6 @@ class Prefetch(Suite):
             connection.prefetch(self.oids)
 
 
-cases(globals(), Edges, LargeOids, Prefetch, backends=HISTORY_PRESERVING + HISTORY_FREE + PYMYSQL_ON_MYSQL)
+cases(globals(), Edges, LargeOids, Prefetch,
+      backends=HISTORY_PRESERVING + HISTORY_FREE + PYMYSQL_ON_MYSQL + ORACLE)
 del Suite, Edges, LargeOids, Prefetch

@@ -65,6 +65,12 @@ class Nothing(Suite):
         with self.assertRaises(KeyError):
             self.storage.load(z64)
 
+    def test_a_record_of_no_bytes_is_refused(self):
+        """It would be a deletion. ZODB has no such records."""
+        with self.assertRaisesRegex(StorageError, 'The record of the object 0x0 has no bytes'):
+            self.store(z64, b'')
+        self.assertEqual(list(self.storage.iterator()), [])
+
     def test_tids_are_exact(self):
         """They are larger than what a float can tell apart."""
         tids = [self.store(p64(n), state(n)) for n in range(1, 5)]

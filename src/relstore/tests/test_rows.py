@@ -12,11 +12,13 @@ from ZODB.utils import u64, z64
 from relstore import spool
 from relstore.references import references
 from relstore.tests.support.backends import (
+    HISTORY_FREE,
     HISTORY_PRESERVING,
     cases,
 )
 from relstore.tests.support.commits import commit
 from relstore.tests.support.objects import exists
+from relstore.tests.support.oracle_backends import ORACLE
 from relstore.tests.support.records import counter, state, value_of
 from relstore.tests.support.server_suite import Suite
 
@@ -225,6 +227,6 @@ class RowsOfUndo(RowsSuite):
         self._data_tid_is(self.storage, oid, tid, None)
 
 
-cases(globals(), Pieces, Deletions, Rows)
-cases(globals(), RowsOfUndo, backends=HISTORY_PRESERVING, each_driver=True)
+cases(globals(), Pieces, Deletions, Rows, backends=HISTORY_PRESERVING + HISTORY_FREE + ORACLE)
+cases(globals(), RowsOfUndo, backends=HISTORY_PRESERVING + ORACLE[:1], each_driver=True)
 del Suite, Pieces, Deletions, RowsSuite, Rows, RowsOfUndo

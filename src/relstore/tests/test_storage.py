@@ -28,6 +28,7 @@ from relstore.tests.support.backends import (
     cases,
 )
 from relstore.tests.support.hexadecimal import MVCCHexStorage
+from relstore.tests.support.oracle_backends import ORACLE
 from relstore.tests.support.records import state
 from relstore.tests.support.storage_suite import Suite, closing_view
 
@@ -324,7 +325,8 @@ class Bounds(Suite):
             self.assertEqual(storage.database.cache.stats()['log'], 2)
 
 
-cases(globals(), Wrapped, Bounds)
+cases(globals(), Wrapped)
+cases(globals(), Bounds, backends=HISTORY_PRESERVING + HISTORY_FREE + ORACLE)
 cases(globals(), TwoPlaces, backends=MYSQL + tuple(
     backend for backend in HISTORY_PRESERVING + HISTORY_FREE if issubclass(backend, SQLiteBackend)))
 cases(globals(), TwoSchemas, backends=tuple(

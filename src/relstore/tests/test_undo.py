@@ -15,6 +15,7 @@ from relstore.tests.support.backends import (
     HISTORY_PRESERVING,
     cases,
 )
+from relstore.tests.support.oracle_backends import ORACLE
 from relstore.tests.support.records import counter, state
 from relstore.tests.support.storage_suite import Suite, closing_view, outcome
 
@@ -214,5 +215,5 @@ class Historical(Suite):
             connection.close()
 
 
-cases(globals(), Undo, Historical, backends=HISTORY_PRESERVING)
+cases(globals(), Undo, Historical, backends=HISTORY_PRESERVING + ORACLE[:1])
 del Suite, Undo, Historical

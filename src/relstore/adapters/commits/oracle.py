@@ -24,7 +24,7 @@ from relstore.sessions.statement import Statement
 
 if TYPE_CHECKING:
     from relstore.adapters.oracle import OracleAdapter
-    from relstore.spool import Batch
+    from relstore.spool import Batch, Pending
 
 # Rows of relstore_lock, besides that of the counter.
 LOCKS = 64
@@ -136,7 +136,7 @@ class OracleCommit(Commit['OracleAdapter', Session]):
     def _stage(self, batches: Iterable[Batch]) -> None:
         for batch in batches:
             self.session.many(self._sql.stage, [
-                (row.oid, row.md5, row.size or 0, row.data_tid, referred(row.refs), row.held) for row in batch])
+                (row.oid, row.md5, row.size or 0, row.data_tid, referred(row.refs), _state(row)) for row in batch])
 
     def choose_tid(self) -> int:
         [[[tid]]] = self.session.results(self._sql.choose_tid, (self._tid or 0, self.key, self.number))
@@ -153,7 +153,7 @@ class OracleCommit(Commit['OracleAdapter', Session]):
     def stage_copies(self, copies: Sequence[Copy]) -> None:
         adapter, session, sql, last = self._adapter, self.session, self._sql, newest(copies)
         if not adapter.keep_history:
-            session.many(sql.stage_copy, [(oid, tid, row.size or 0, referred(row.refs), row.held)
+            session.many(sql.stage_copy, [(oid, tid, row.size or 0, referred(row.refs), _state(row))
                                           for oid, (tid, row) in last.items()])
             session.run(sql.merge_copies)
             return
@@ -162,7 +162,7 @@ class OracleCommit(Commit['OracleAdapter', Session]):
                                                metadata.extension) for tid, metadata in fitting])
         current: dict[int, int] = dict(session.all(sql.current_tids_of, (adapter.oid_list(last),)))
         session.many(sql.insert_copy, [
-            (row.oid, tid, before, row.md5, row.size or 0, row.data_tid, referred(row.refs), row.held)
+            (row.oid, tid, before, row.md5, row.size or 0, row.data_tid, referred(row.refs), _state(row))
             for tid, before, row in revisions(copies, current)])
         session.many(sql.point_copied, [(oid, tid) for oid, (tid, _) in last.items()])
 
@@ -197,6 +197,13 @@ class OracleCommit(Commit['OracleAdapter', Session]):
 def referred(refs: bytes | None) -> bytes | None:
     """Return what is stored of references: nothing at all would be NULL, which means that they are not known."""
     return NONE_REFERRED if refs == b'' else refs
+
+
+def _state(row: Pending) -> bytes | None:
+    """Return the state of an object. StorageError: it has no bytes, which would be NULL, a deletion."""
+    if row.held == b'':
+        raise StorageError(f'The record of the object {row.oid:#x} has no bytes, which Oracle cannot tell from none.')
+    return row.held
 
 
 def _fitting(metadata: Metadata) -> Metadata:

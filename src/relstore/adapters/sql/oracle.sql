@@ -105,7 +105,11 @@ ROUND((CAST({utc} AS DATE) - DATE '1970-01-01') * 86400)
 -- macro: clock
 (((((EXTRACT(YEAR FROM n.now) - 1900) * 12 + EXTRACT(MONTH FROM n.now) - 1) * 31 + EXTRACT(DAY FROM n.now) - 1) * 24
     + EXTRACT(HOUR FROM n.now)) * 60 + EXTRACT(MINUTE FROM n.now)) * 4294967296
-    + TRUNC(EXTRACT(SECOND FROM n.now) * 4294967296 / 60)
+    + TRUNC({second_of_now} * 4294967296 / 60)
+
+-- With its fraction.
+-- macro: second_of_now
+EXTRACT(SECOND FROM n.now)
 
 -- macro: now
 (SELECT {utc} AS now FROM dual) n

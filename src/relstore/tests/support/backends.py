@@ -40,6 +40,8 @@ MYSQLCLIENT = importlib.util.find_spec('MySQLdb') is not None
 
 class Backend:
     keep_history = True
+    # May a record have no bytes?
+    takes_empty_records = True
 
     def setUp(self):
         overdue.limit(self)

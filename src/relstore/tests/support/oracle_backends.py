@@ -87,11 +87,11 @@ _Oracle = ServerBackend if SERVER else H2Backend
 
 
 class OracleHistoryPreserving(_Oracle):
-    keep_history = True
+    keep_history, takes_empty_records = True, False
 
 
 class OracleHistoryFree(_Oracle):
-    keep_history = False
+    keep_history, takes_empty_records = False, False
 
 
 ORACLE = OracleHistoryPreserving, OracleHistoryFree
