@@ -11,6 +11,7 @@ from relstore.adapters import chunks
 from relstore.tests.support.backends import PGBOUNCER, cases
 from relstore.tests.support.blob_commits import blob, commit_blobs, pieces, voting
 from relstore.tests.support.blob_suite import MB, BlobSuite
+from relstore.tests.support.oracle_backends import ORACLE
 from relstore.tests.support.records import state
 from relstore.tests.support.server_suite import POSTGRESQL
 
@@ -228,5 +229,6 @@ class Copied(BlobSuite):
 
 cases(globals(), Stored, Chosen, backends=POSTGRESQL, each_driver=True)
 cases(globals(), Stored, Chosen, backends=PGBOUNCER)
+cases(globals(), Stored, backends=ORACLE)
 cases(globals(), Copied, backends=POSTGRESQL[::2] + PGBOUNCER[:1], each_driver=True)
 del BlobSuite, Stored, Chosen, Copied

@@ -26,6 +26,7 @@ from relstore.tests.support.backends import (
 )
 from relstore.tests.support.commands import Commands
 from relstore.tests.support.ended import end
+from relstore.tests.support.oracle_backends import ORACLE
 from relstore.tests.support.patience import within
 
 EMPTY = 'copy into an empty database'
@@ -425,7 +426,7 @@ class Unguarded(Suite):
         self.assertComplete()
 
 
-cases(globals(), Resumed, Unguarded, Wrapped, backends=HISTORY_PRESERVING + HISTORY_FREE)
+cases(globals(), Resumed, Unguarded, Wrapped, backends=HISTORY_PRESERVING + HISTORY_FREE + ORACLE)
 del Resumed, Unguarded, Wrapped
 
 

@@ -17,6 +17,7 @@ from relstore.packing.checks import Survey
 from relstore.references import references
 from relstore.tests.support.backends import SQLiteBackend, cases
 from relstore.tests.support.hexadecimal import MVCCHexStorage
+from relstore.tests.support.oracle_backends import ORACLE
 from relstore.tests.support.packing import BACKENDS, Suite, calls, timestamp
 from relstore.tests.support.records import record
 
@@ -299,5 +300,6 @@ class Records(Suite):
         self.assertFalse(self.exists(control.one))
 
 
-cases(globals(), Field, Records, backends=BACKENDS)
+cases(globals(), Field, backends=BACKENDS + ORACLE)
+cases(globals(), Records, backends=BACKENDS)
 del Field, Records
