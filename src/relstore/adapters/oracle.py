@@ -103,7 +103,7 @@ class OracleAdapter(Adapter):
             session.run(self.sql.make_schema_lock)
         guard = self.bare_session()
         try:
-            guard.run(self.sql.begin_write)
+            guard.run(self.sql.begin)
             guard.run(waiting(self.sql.lock_schema, patience))
             yield
         except LockTimeout as e:
@@ -148,10 +148,10 @@ class OracleAdapter(Adapter):
         if session.in_transaction:
             yield
             return
-        session.run(self.sql.begin_write)
+        session.run(self.sql.begin)
         try:
             yield
-            session.run('COMMIT')
+            session.run(self.sql.commit)
         finally:
             session.rollback()
 

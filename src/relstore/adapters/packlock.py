@@ -95,7 +95,7 @@ class PackLockOnOracle(PackLock):
         adapter = self._adapter
         own = adapter.bare_session()
         try:
-            own.run(adapter.sql.begin_write)
+            own.run(adapter.sql.begin)
             own.run(adapter.sql.lock_pack)
         except LockTimeout:
             own.close()

@@ -15,8 +15,7 @@ BOTH = True, False
 
 # What Druid 1.2 cannot read, and Oracle's manual says: name -> why.
 NOT_FOR_DRUID = {
-    'begin_write': 'SET TRANSACTION ISOLATION LEVEL, which it reads in a block, but not alone',
-    'begin_objects': 'likewise',
+    'begin': 'SET TRANSACTION ISOLATION LEVEL, which it reads in a block, but not alone',
     'restart_oids': 'EXECUTE IMMEDIATE of an expression',
 }
 

@@ -44,7 +44,7 @@ class OracleCommit(Commit['OracleAdapter', Session]):
     def _begin(self) -> None:
         """Begin the transaction ahead of the vote."""
         if not self.session.in_transaction:
-            self.session.run(self._sql.begin_write)
+            self.session.run(self._sql.begin)
 
     def send_ahead(self, batches: Iterable[Batch]) -> bool:
         self._begin()
@@ -115,7 +115,7 @@ class OracleCommit(Commit['OracleAdapter', Session]):
             session.rollback()
             wanted = {oid for oid, _ in (*ballot.bases, *ballot.reads)} | {*ballot.restored}
             there = self._adapter.current_tids(session, sorted(wanted))
-            session.run(self._sql.begin_write)
+            session.run(self._sql.begin)
             free = {oid for oid, in session.all(self._sql.lock_free, (self._adapter.oid_list(sorted(wanted)),))}
             session.rollback()
             lock = min((oid for oid, tid in there.items() if tid is not None and oid not in free), default=lock)
@@ -176,7 +176,7 @@ class OracleCommit(Commit['OracleAdapter', Session]):
         """
         deadline = time.monotonic() + OUTCOME_DEADLINE_SECONDS
         while True:
-            session.run(self._sql.begin_write)
+            session.run(self._sql.begin)
             try:
                 rows = session.all(self._sql.outcome, (self.key, self.number))
             except LockTimeout as e:

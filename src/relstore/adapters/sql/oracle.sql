@@ -155,7 +155,7 @@ CREATE TABLE {relstore_schema_lock} (one NUMBER(1))
 -- name: lock_schema
 LOCK TABLE {relstore_schema_lock} IN EXCLUSIVE MODE WAIT 10
 
--- name: begin_write
+-- name: begin
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED
 
 -- A hint has Oracle leave out a row whose key is there, though another transaction has made it just now.
@@ -272,12 +272,6 @@ END;
 SELECT d.digest, d.version, d.size, d.state, {now_seconds} - d.wanted AS age,
        CASE WHEN EXISTS (SELECT 1 FROM {relstore_blob} b WHERE b.digest = d.digest) THEN 1 ELSE 0 END AS referred
 FROM {relstore_digest} d WHERE $digest IS NULL OR d.digest > $digest ORDER BY d.digest {limit}
-
--- name: begin_objects
-SET TRANSACTION ISOLATION LEVEL READ COMMITTED
-
--- name: end_objects
-COMMIT
 
 -- Committing: one message for vote, one for what is staged, one for finish. ---------------------------------------
 

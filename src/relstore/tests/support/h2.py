@@ -208,7 +208,7 @@ class Connection:
         """Run one plain statement with question marks; return its rows, and how many it has touched."""
         if sql == 'ROLLBACK' or sql.startswith('COMMIT'):
             self._end(sql.split()[0].lower())
-        elif sql == 'START TRANSACTION' or sql.startswith('SET TRANSACTION'):
+        elif sql.startswith('SET TRANSACTION'):
             if self.in_transaction:
                 raise Error('ORA-01453: SET TRANSACTION must be first statement of transaction')
             self._jdbc.setTransactionIsolation(SNAPSHOT if 'READ ONLY' in sql else READ_COMMITTED)
