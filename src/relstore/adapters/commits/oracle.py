@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from relstore.adapters.chunks import Record, Source, pieces
+from relstore.adapters.chunks import Record, pieces
 from relstore.adapters.commits.base import Ballot, Commit, Copy, Metadata, Verdict, lock_timeout, newest, revisions
 from relstore.adapters.numbers import COMMIT_LOCK, SOME_OBJECTS
 from relstore.errors import LockTimeout, OutcomeUnknown, StorageError
@@ -51,12 +51,12 @@ class OracleCommit(Commit['OracleAdapter', Session]):
         self._stage(batches)
         return True
 
-    def send_blobs(self, sources: Mapping[int, Source], records: Mapping[int, Record]) -> None:
+    def send_blobs(self, files: Mapping[int, str], records: Mapping[int, Record]) -> None:
         self._begin()
         rows: list[Row] = []
         size = 0
-        for oid, source in sources.items():
-            with source.open() as file:
+        for oid, path in files.items():
+            with open(path, 'rb', buffering=0) as file:
                 for number, chunk in enumerate(pieces(file, self._adapter.blob_chunk_bytes)):
                     if rows and size + len(chunk) > self._adapter.message_size:
                         self.session.many(self._sql.stage_chunk, rows)
