@@ -325,7 +325,7 @@ class Outcomes(Suite):
 
     def commit_object(self, txn):
         """Return the database's side of a transaction that has voted, as commit.Transaction has it."""
-        return self.storage._txn._commit
+        return self.storage.committing.commit
 
     def test_of_a_vote_that_is_undone_and_one_that_is_committed(self):
         database = self.storage.database

@@ -577,6 +577,8 @@ END;
 -- name: forget_transactions (tid, upto_tid, named) [hp]
 BEGIN
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+UPDATE {object_state} s SET prev_tid = 0 WHERE $named = 1 AND s.prev_tid > $tid AND s.prev_tid <= $upto_tid
+    AND NOT EXISTS (SELECT 1 FROM {object_state} r WHERE r.zoid = s.zoid AND r.tid = s.prev_tid);
 DELETE FROM {transaction} t WHERE t.tid > $tid AND t.tid <= $upto_tid AND t.tid > 0
     AND t.tid < (SELECT max(n.tid) FROM {transaction} n)
     AND NOT EXISTS (SELECT 1 FROM {object_state} s WHERE s.tid = t.tid)
