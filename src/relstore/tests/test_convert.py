@@ -387,7 +387,7 @@ class Refusing(Convert):
     def test_names(self):
         self.assertIn('No such file', self.refused(self.here / 'nothing', self.copy))
         self.assertIn('s3:// is not known', self.refused('s3://bucket', self.copy))
-        self.assertIn('has none of the name x', self.refused(f'{self.path}#x', self.copy))
+        self.assertIn('none has the name x', self.refused(f'{self.path}#x', self.copy))
         config = self.write('two.conf', '<zodb one>', '<mappingstorage>', '</mappingstorage>', '</zodb>',
                             '<zodb two>', '<mappingstorage>', '</mappingstorage>', '</zodb>')
         self.assertIn(f'as in {config}#one, {config}#two', self.refused(config, self.copy))

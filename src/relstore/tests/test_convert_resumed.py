@@ -76,7 +76,7 @@ class Times(Convert):
 
     def test_times_of_no_transaction(self):
         for text in '9999-12-31', '1899-12-31', '5900-01-01':
-            with self.assertRaisesRegex(ArgumentTypeError, 'no time that a transaction can have'):
+            with self.assertRaisesRegex(ArgumentTypeError, 'not a time that a transaction can have'):
                 convert.tid_of_time(text)
 
     def test_times_are_in_utc(self):
