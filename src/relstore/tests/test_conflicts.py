@@ -252,7 +252,7 @@ class Waiting(Suite):
         others += [self.object(state(0)) for _ in range(2)]     # none of them is to be blamed
         self.mine.loadSerial(oid, base)
         first = voted(self.other, (oid, base, state(1)))
-        second = self.started(self.voted, self.mine, (oid, base, state(2)), *((*each, state(1)) for each in others))
+        second = self.started(voted, self.mine, (oid, base, state(2)), *((*each, state(1)) for each in others))
         waited = self.held(lambda: self.other.tpc_finish(first))
         self.assertIsInstance(second.exception(30), ConflictError)
         found, *others = self.mine.conflicts()
@@ -267,7 +267,7 @@ class Waiting(Suite):
     def test_for_an_object_that_is_created_elsewhere(self):
         oid = p64(1 << 40)
         first = voted(self.other, (oid, z64, state(1)))
-        second = self.started(self.voted, self.mine, (oid, z64, state(2)))
+        second = self.started(voted, self.mine, (oid, z64, state(2)))
         waited = self.held(lambda: self.other.tpc_finish(first))
         self.assertIsInstance(second.exception(30), ConflictError)
         self.assertGreaterEqual(self.mine.commit_stats()['waited_objects'], waited)
@@ -367,7 +367,7 @@ class WaitingOnPostgreSQL(Suite):
         with self.assertRaisesRegex(LockTimeout, 'large transaction') as raised:
             voted(impatient, change)
         self.assertIn(f' {self.large.one("SELECT pg_backend_pid()")} ', str(raised.exception))
-        second = self.started(self.voted, self.mine, change)
+        second = self.started(voted, self.mine, change)
         self.watch.until_somebody_waits()
         began = time.monotonic()
         time.sleep(LONG)
@@ -415,7 +415,7 @@ class DeadlocksOnPostgreSQL(Suite):
         low, middle, high = sorted(self.object(state(0))[0] for _ in range(3))
         base = [self.other.getTid(oid) for oid in (low, middle, high)]
         self.watch.rows('SELECT pg_advisory_lock(%s)', u64(middle))
-        vote = self.started(self.voted, self.impatient, *(
+        vote = self.started(voted, self.impatient, *(
             (oid, tid, state(1)) for oid, tid in zip((low, middle, high), base, strict=True)))
         self.watch.until_somebody_waits()
         self.third.rows('BEGIN')
@@ -513,7 +513,7 @@ class WaitingOnSQLite(Suite):
         self.assertIn(' by another ', said)
         if sys.platform == 'linux':
             self.assertIn('another thread of this process', said)
-        second = self.started(self.voted, self.mine, (self.oids[0], z64, state(1)))
+        second = self.started(voted, self.mine, (self.oids[0], z64, state(1)))
         began = time.monotonic()
         while time.monotonic() < began + LONG:
             self.assertFalse(second.done())
@@ -554,7 +554,7 @@ class WaitingOnSQLite(Suite):
 
         def commit_after_a_while():
             first = voted(self.other, (self.oids[1], z64, state(1)))
-            second = self.started(self.voted, self.impatient, (self.oids[0], z64, state(1)))
+            second = self.started(voted, self.impatient, (self.oids[0], z64, state(1)))
             with self.assertRaises(TimeoutError):
                 second.result(0.05)
             self.other.tpc_abort(first)

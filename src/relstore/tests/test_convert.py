@@ -322,7 +322,7 @@ class Refusing(Convert):
         """Return the lines that are told when it is copied there, which work."""
         out = self.works(self.path, destination)
         _, _, lines = out.partition('in place of its section <zodb_db main>:\n\n')
-        self.assertIn('<zodb_db main>\n  mount-point /\n  <', lines)
+        self.assertIn('<zodb_db main>\n  mount-point /\n  ', lines)
         config = self.write('zope.conf', 'instancehome $INSTANCE', lines)
         self.assertIn('are equal', self.works('--verify-only', self.path, config))
         return lines

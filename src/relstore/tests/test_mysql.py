@@ -160,7 +160,7 @@ class Creators(Suite):
             with self.subTest(oid=oid):
                 first = voted(self.other, (oid, z64, state(1)))
                 mine = self.opened()
-                second = self.started(self.voted, mine, (oid, z64, state(2)))
+                second = self.started(voted, mine, (oid, z64, state(2)))
                 self.watch.until_somebody_waits()
                 self.assertFalse(second.done())
                 tid = self.other.tpc_finish(first)
@@ -174,7 +174,7 @@ class Creators(Suite):
         oid = p64(500_000)
         first = voted(self.other, (oid, z64, state(1)))
         mine = self.opened()
-        second = self.started(self.voted, mine, (oid, z64, state(2)))
+        second = self.started(voted, mine, (oid, z64, state(2)))
         self.watch.until_somebody_waits()
         self.other.tpc_abort(first)
         tid = mine.tpc_finish(second.result(30))
@@ -210,7 +210,7 @@ class OldVotes(Suite):
         with self.other.database.pool.session() as session:
             old = [key for key, in session.script(adapter.sql.old_commits)]
             self.assertIn(mine.database.pool.idle[-1].key, old)
-            vote = self.started(self.voted, mine, (oid, tid, state(2)))
+            vote = self.started(voted, mine, (oid, tid, state(2)))
             self.watch.until_somebody_waits()
             session.results(adapter.sql.forget_commits, (adapter.oid_list(old),))
         txn = vote.result(20)
@@ -316,7 +316,7 @@ class RelStorageBeside(Suite):
     def test_a_deadlock_in_vote_ends_with_the_other(self):
         """It locks objects in the other order. The vote is asked again, and waits."""
         self._lock(self.high)
-        vote = self.started(self.voted, self.mine, *self._changes())
+        vote = self.started(voted, self.mine, *self._changes())
         self.watch.until_somebody_waits()
         self._lock(self.low)
         self.watch.until_somebody_waits()
@@ -477,7 +477,7 @@ class Ended(Suite):
             def work(end):
                 first = voted(self.other, *self._changes(self.count))
                 try:
-                    vote = self.started(self.voted, self.view, *self._changes(-1))
+                    vote = self.started(voted, self.view, *self._changes(-1))
                     for _ in range(times):
                         self.watch.until_somebody_waits()
                         session, pid = self.view.committing.session, self._busy()

@@ -327,7 +327,7 @@ class Records(Suite):
 
     def test_neither_an_oid_nor_what_was_returned(self):
         for following in b'1', p64(1)[:7], p64(1) + b'1', p64(1) * 3:
-            with self.assertRaisesRegex(ValueError, 'no oid, and not what the last call returned'):
+            with self.assertRaisesRegex(ValueError, 'neither an oid nor what the last call returned'):
                 self.storage.record_iternext(following)
         self.assertEqual(u64(self.storage.record_iternext()[-1][:8]), 1)
 

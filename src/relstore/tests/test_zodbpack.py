@@ -326,7 +326,7 @@ class Refusals(SQLiteHistoryPreserving, Zodbpack):
 
     def test_a_database_that_is_not_there_is_not_made(self):
         config = self.config()
-        self.assertEqual(self.refused(config), f'{self.address()} is not there.')
+        self.assertEqual(self.refused(config), f'{self.address()} does not exist.')
         self.assertFalse(self.address().data_dir.exists())
 
     def test_no_server(self):

@@ -1,4 +1,4 @@
-"""Connections that end without a word to who has them."""
+"""Connections that end while they are in use."""
 from contextlib import closing
 
 from relstore.sessions.session import Session
@@ -8,7 +8,7 @@ from relstore.tests.support.backends import Backend, PostgreSQLBackend, SQLiteBa
 def end(test: Backend, session: Session) -> None:
     """End the connection of a session, at the other end where there is one."""
     if isinstance(test, SQLiteBackend):
-        session._connection.close()
+        session.close()
         return
     if isinstance(test, PostgreSQLBackend):
         connection = session.backend_pid
