@@ -215,7 +215,7 @@ class Around(Convert):
         status, out, err = self.told(source, self.copy, '--skip-damaged', '--verify', *options)
         self.assertEqual(status, convert.LEFT_OUT, err)
         [line] = err.splitlines()
-        self.assertIn(f'The record of object {oid_repr(oid)} cannot be read there', line)
+        self.assertRegex(line, rf'(The record of object {oid_repr(oid)} cannot|No record can) be read there: ')
         self.assertIn('are equal', out)
         self.assertIn(f'refers to {u64(oid):#x}, which is missing', out)
         storage = relstore.RelStore(relstore.SQLite(str(self.here / 'copy')), blob_dir=str(self.here / 'copied'))
@@ -227,7 +227,7 @@ class Around(Convert):
                     if not isinstance(key, int)}
 
     def test_zlibstorage(self):
-        for behind in 0, 1, 5, -8:      # of the compressed data, and the length
+        for behind in 5, 20, -8:        # of the compressed data, and of what is before it the length
             with self.subTest(behind):
                 for path in self.here.glob('Data.fs*'):
                     path.unlink()
