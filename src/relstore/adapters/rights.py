@@ -49,6 +49,7 @@ _WRITTEN: dict[str, Needs] = {
         ('TABLE', 'relstore_sweep'): 'UPDATE'},         # when an object is deleted
     PACK: {
         ('TABLE', 'transaction'): 'UPDATE, DELETE',
+        ('TABLE', 'object_state [hp]'): 'UPDATE',       # of prev_tid, where RelStorage's foreign key is
         ('TABLE', 'object_state'): 'DELETE',
         ('TABLE', 'current_object'): 'DELETE',
         ('TABLE', 'relstore_refs'): 'INSERT, DELETE',

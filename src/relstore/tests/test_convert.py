@@ -378,7 +378,7 @@ class Refusing(Convert):
     def test_the_source_is_the_destination(self):
         link = self.here / 'link.fs'
         link.symlink_to(self.path)
-        self.assertIn('are one file', self.refused(self.path, f'file://{link}?blob-dir={self.here}/other'))
+        self.assertIn('are the same file', self.refused(self.path, f'file://{link}?blob-dir={self.here}/other'))
 
     def test_a_blob_is_missing(self):
         next(self.blobs.rglob('*.blob')).unlink()

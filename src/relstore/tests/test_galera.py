@@ -189,15 +189,15 @@ class Nodes(TestCase):
             tid = commit(self.here, (z64, self.here.getTid(z64), record(holder)), (holder, z64, record()),
                          (one, z64, record(two)), (two, z64, record()))
             self.everywhere(tid)
-            voted = []
+            votes = []
 
-            def vote(tid=tid, voted=voted, holder=holder, one=one):
+            def vote(tid=tid, votes=votes, holder=holder, one=one):
                 with suppress(ConflictError):
-                    voted.append(voted(self.there, (holder, tid, record(one))))
+                    votes.append(voted(self.there, (holder, tid, record(one))))
 
             with before(self.here.database.adapter, step, vote):
                 self.here.pack(None)
-            for txn in voted:
+            for txn in votes:
                 try:
                     tid = self.there.tpc_finish(txn)
                 except (ConflictError, Unavailable):
