@@ -21,7 +21,7 @@ _BEGIN, _END = re.compile(r'\s*<([^\s/>]+)\s*([^\s>]*)\s*>\s*$'), re.compile(r'\
 _DIRECTIVE, _DEFINE = re.compile(r'%(import|define)\b', re.IGNORECASE), re.compile(r'%define\s+(\S+)', re.IGNORECASE)
 # A key of its own, and the password in a dsn, of either form.
 _SECRETS = (re.compile(r'(?im)^(\s*(?:passwd|password)\s+)\S.*$'),
-            re.compile(r"(?i)(\bpassword\s*=\s*)(?:'(?:[^'\\]|\\.)*'|[^\s'&]+)"),
+            re.compile(r"(?i)(password\s*=\s*)(?:'(?:[^'\\]|\\.)*'|[^\s'&]+)"),
             re.compile(r'(://[^:/@\s]*:)\S+(?=@)'))
 
 
